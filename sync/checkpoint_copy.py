@@ -1,0 +1,102 @@
+"""Writing a checkpoint directory whole or not at all, and a copy of one with other tensor values.
+
+Owns: the temporary-directory-and-rename dance, and copying a Hugging Face checkpoint while
+replacing tensors. Does not own: reading checkpoints for serving, or the published format.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+INDEX_NAME = "model.safetensors.index.json"
+
+
+@contextmanager
+def atomic_directory(destination: Path) -> Iterator[Path]:
+    """Yields a temporary directory beside ``destination`` and renames it there when the block succeeds.
+
+    If the block raises, the temporary directory is removed and ``destination`` never appears.
+    Raises FileExistsError, before anything is written, if ``destination`` exists already.
+    """
+    if destination.exists():
+        raise FileExistsError(f"{destination} exists already; remove it or choose another directory")
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    temporary = destination.parent / f".{destination.name}.{os.getpid()}.tmp"
+    temporary.mkdir()
+    try:
+        yield temporary
+        temporary.rename(destination)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def tensor_files(checkpoint: Path) -> dict[str, str]:
+    """Maps each checkpoint tensor's name to the safetensors file, relative to ``checkpoint``, that holds it.
+
+    Raises FileNotFoundError if the directory holds no safetensors file.
+    """
+    from safetensors import safe_open
+
+    files: dict[str, str] = {}
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as shard:
+            files.update(dict.fromkeys(shard.keys(), path.name))
+    if not files:
+        raise FileNotFoundError(f"{checkpoint} holds no *.safetensors file with tensors: not a checkpoint")
+    return files
+
+
+def write_checkpoint_copy(source: Path, destination: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Writes ``destination``: the checkpoint ``source`` with the named tensors replaced.
+
+    Every other file (config, tokenizer, index) is copied. A replacement must have the dtype and the
+    shape of the tensor it replaces. ``destination`` appears whole or not at all.
+
+    Raises ValueError for a name that ``source`` does not hold, or another dtype or shape.
+    """
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    files = tensor_files(source)
+    unknown = sorted(set(tensors) - set(files))
+    if unknown:
+        raise ValueError(f"not tensors of the checkpoint {source}: {', '.join(unknown)}")
+    with atomic_directory(destination) as directory:
+        for entry in source.iterdir():
+            if entry.is_file() and entry.suffix != ".safetensors":
+                shutil.copy2(entry, directory / entry.name)
+        for name in sorted(set(files.values())):
+            with safe_open(source / name, framework="pt") as shard:
+                contents = {
+                    key: _replacement(key, shard.get_tensor(key), tensors.get(key))
+                    for key, file in files.items()
+                    if file == name
+                }
+                save_file(contents, directory / name, metadata=shard.metadata())
+
+
+def write_index(directory: Path, weight_map: Mapping[str, str], total_size_bytes: int) -> None:
+    """Writes ``model.safetensors.index.json`` as Hugging Face does."""
+    index = {"metadata": {"total_size": total_size_bytes}, "weight_map": dict(sorted(weight_map.items()))}
+    (directory / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _replacement(name: str, old: torch.Tensor, new: torch.Tensor | None) -> torch.Tensor:
+    if new is None:
+        return old
+    if new.dtype != old.dtype or new.shape != old.shape:
+        raise ValueError(
+            f"{name}: expected {old.dtype} {tuple(old.shape)} as in the source checkpoint, "
+            f"found {new.dtype} {tuple(new.shape)}"
+        )
+    return new.detach().contiguous()
