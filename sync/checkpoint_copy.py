@@ -7,8 +7,8 @@ replacing tensors. Does not own: reading checkpoints for serving, or the publish
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,9 +30,9 @@ def atomic_directory(destination: Path) -> Iterator[Path]:
     if destination.exists():
         raise FileExistsError(f"{destination} exists already; remove it or choose another directory")
     destination.parent.mkdir(parents=True, exist_ok=True)
-    temporary = destination.parent / f".{destination.name}.{os.getpid()}.tmp"
-    temporary.mkdir()
+    temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", suffix=".tmp", dir=destination.parent))
     try:
+        temporary.chmod(0o755)  # mkdtemp makes it private, which a checkpoint is not
         yield temporary
         temporary.rename(destination)
     except BaseException:
