@@ -1,0 +1,18 @@
+// One input through the sparse decoder and through libzstd, for the fuzzers and the decoder check.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace native::fuzz {
+
+struct Outcome {
+  enum Kind { agree, reject, only_ours, only_libzstd, differ, unchecked, kinds } kind;
+  std::string detail;  // of a difference, or of what only one of the two rejects
+};
+
+// Decodes for every element size. Content is bounded to 1 MiB: both decoders reject more. What the sparse
+// decoder accepts counts as `unchecked` where no libzstd.so.1 can be loaded.
+Outcome decode_both(const uint8_t* input, size_t size);
+
+}  // namespace native::fuzz

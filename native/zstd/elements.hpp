@@ -1,0 +1,96 @@
+// From nonzero bytes to elements: the bytes of one element are merged into one little-endian mask.
+// Not part of RFC 8878: this is the decoder's output side (see the wire format: content is parent XOR new,
+// row-major).
+#pragma once
+#include <cstdint>
+#include <cstdlib>
+
+#include "history.hpp"
+
+namespace native::zstd {
+
+// Growing arrays of sorted element positions (uint32 or uint64) and masks (uint8 .. uint64), owned by the
+// caller of the decoder. Memory comes from malloc, so that the binding can hand it to numpy as it is.
+class Elements {
+ public:
+  Elements(uint64_t size_bytes, unsigned element_size)
+      : element_size_(element_size), wide_(size_bytes > uint64_t{1} << 32) {}
+  Elements(const Elements&) = delete;
+  Elements& operator=(const Elements&) = delete;
+  ~Elements() {
+    free(positions_);
+    free(masks_);
+  }
+
+  size_t size() const { return size_; }
+  unsigned element_size() const { return element_size_; }
+  unsigned position_size() const { return wide_ ? 8 : 4; }
+  const void* positions() const { return positions_; }
+  const void* masks() const { return masks_; }
+
+  // Adds `count` nonzero bytes at `offset + position`, all after the bytes added before. False: out of
+  // memory.
+  bool append(const uint32_t* position, const uint8_t* value, size_t count, uint64_t offset) {
+    if (size_ + count > capacity_ && !resize(size_ + count + (size_ + count) / 2 + 64)) return false;
+    return wide_ ? append_by_mask<uint64_t>(position, value, count, offset)
+                 : append_by_mask<uint32_t>(position, value, count, offset);
+  }
+
+  bool resize(size_t capacity) {
+    void* positions = realloc(positions_, (capacity + 1) * position_size());
+    if (positions != nullptr) positions_ = positions;
+    void* masks = realloc(masks_, (capacity + 1) * element_size_);
+    if (masks != nullptr) masks_ = masks;
+    if (positions == nullptr || masks == nullptr) return false;
+    capacity_ = capacity;
+    return true;
+  }
+
+  // Hands both arrays over; the caller frees them.
+  void release(void*& positions, void*& masks) {
+    positions = positions_;
+    masks = masks_;
+    positions_ = masks_ = nullptr;
+    size_ = capacity_ = 0;
+  }
+
+ private:
+  void* positions_ = nullptr;
+  void* masks_ = nullptr;
+  size_t size_ = 0, capacity_ = 0;
+  const unsigned element_size_;
+  const bool wide_;
+
+  template <class Position>
+  bool append_by_mask(const uint32_t* position, const uint8_t* value, size_t count, uint64_t offset) {
+    switch (element_size_) {
+      case 1: return append_typed<Position, uint8_t>(position, value, count, offset);
+      case 2: return append_typed<Position, uint16_t>(position, value, count, offset);
+      case 4: return append_typed<Position, uint32_t>(position, value, count, offset);
+      default: return append_typed<Position, uint64_t>(position, value, count, offset);
+    }
+  }
+
+  template <class Position, class Mask>
+  bool append_typed(const uint32_t* position, const uint8_t* value, size_t count, uint64_t offset) {
+    auto* elements = static_cast<Position*>(positions_);
+    auto* masks = static_cast<Mask*>(masks_);
+    size_t size = size_;
+    for (size_t i = 0; i < count; i++) {
+      const uint64_t byte = offset + position[i];
+      const Position element = Position(byte / sizeof(Mask));
+      const Mask mask = Mask(Mask(value[i]) << (8 * (byte % sizeof(Mask))));
+      if (size > 0 && elements[size - 1] == element) {
+        masks[size - 1] = Mask(masks[size - 1] | mask);
+      } else {
+        elements[size] = element;
+        masks[size] = mask;
+        size++;
+      }
+    }
+    size_ = size;
+    return true;
+  }
+};
+
+}  // namespace native::zstd

@@ -1,0 +1,143 @@
+// Huffman-coded literals: RFC 8878 section 4.2 (4.2.1 tree description, 4.2.2 streams).
+#pragma once
+#include "backward_bits.hpp"
+#include "fse.hpp"
+#include "limits.hpp"
+
+namespace native::zstd {
+
+struct HuffmanTable {
+  // Indexed by the next `log` bits: symbol | code length << 8. The tail absorbs whole-vector stores.
+  uint16_t cell[(1 << huffman_bits_max) + 64];
+  unsigned log;
+  bool valid = false;
+};
+
+// Section 4.2.1.3: from the weights of symbols 0 .. count - 1 to the table; the last symbol's weight is
+// implied.
+inline Error build_huffman_table(uint8_t* weights, unsigned count, HuffmanTable& table) {
+  if (count == 0 || count >= 256) return Error::huffman_weights;
+  unsigned of_weight[huffman_bits_max + 1] = {};
+  uint32_t total = 0;
+  for (unsigned symbol = 0; symbol < count; symbol++) {
+    if (weights[symbol] > huffman_bits_max) return Error::huffman_weights;
+    of_weight[weights[symbol]]++;
+    total += (1u << weights[symbol]) >> 1;
+  }
+  if (total == 0) return Error::huffman_weights;
+  const unsigned log = highest_bit(total) + 1;
+  if (log > huffman_bits_max) return Error::huffman_weights;
+  const uint32_t rest = (1u << log) - total;
+  if (rest & (rest - 1)) return Error::huffman_weights;
+  weights[count] = uint8_t(highest_bit(rest) + 1);
+  of_weight[weights[count++]]++;
+  if (of_weight[1] < 2 || of_weight[1] % 2) return Error::huffman_weights;
+  unsigned at = 0;
+  for (unsigned weight = 1; weight <= log; weight++) {
+    if (of_weight[weight] == 0) continue;
+    for (unsigned symbol = 0; symbol < count; symbol++) {
+      if (weights[symbol] != weight) continue;
+      for (unsigned i = 0; i < 1u << (weight - 1); i++)
+        table.cell[at++] = uint16_t(symbol | (log + 1 - weight) << 8);
+    }
+  }
+  table.log = log;
+  table.valid = true;
+  return Error::none;
+}
+
+// Section 4.2.1.2: weights compressed by FSE, two interleaved states. Returns the count of weights, 0 if
+// malformed.
+inline unsigned read_fse_weights(const uint8_t* at, size_t size, uint8_t* weights) {
+  Distribution distribution;
+  const size_t header = read_distribution(at, size, fse_symbols_max, 6, distribution);
+  if (header == 0 || header >= size) return 0;
+  struct Cell {
+    uint8_t symbol, bits;
+    uint16_t baseline;
+  } cell[64];
+  build_fse_table(distribution, [&](unsigned state, unsigned symbol, unsigned bits, unsigned baseline) {
+    cell[state] = {uint8_t(symbol), uint8_t(bits), uint16_t(baseline)};
+  });
+  BackwardBits bits;
+  if (!bits.open(at + header, size - header)) return 0;
+  if (bits.remaining < int64_t(2 * distribution.log)) return 0;
+  Cell even = cell[bits.read(distribution.log)], odd = cell[bits.read(distribution.log)];
+  unsigned count = 0;
+  for (;;) {
+    if (count > 253) return 0;
+    weights[count++] = even.symbol;
+    if (bits.remaining < even.bits) {
+      weights[count++] = odd.symbol;
+      break;
+    }
+    even = cell[even.baseline + bits.read(even.bits)];
+    weights[count++] = odd.symbol;
+    if (bits.remaining < odd.bits) {
+      weights[count++] = even.symbol;
+      break;
+    }
+    odd = cell[odd.baseline + bits.read(odd.bits)];
+  }
+  return count;
+}
+
+// Section 4.2.1. On success `used` is the length of the tree description.
+inline Error read_huffman_table(const uint8_t* at, size_t size, HuffmanTable& table, size_t& used) {
+  if (size == 0) return Error::huffman_header;
+  uint8_t weights[256 + margin];
+  const unsigned header = at[0];
+  unsigned count;
+  if (header >= 128) {  // section 4.2.1.1: four bits a weight
+    count = header - 127;
+    used = 1 + (count + 1) / 2;
+    if (used > size) return Error::huffman_header;
+    for (unsigned i = 0; i < count; i++) weights[i] = i % 2 ? at[1 + i / 2] & 15 : at[1 + i / 2] >> 4;
+  } else {
+    used = 1 + header;
+    if (header == 0 || used > size) return Error::huffman_header;
+    count = read_fse_weights(at + 1, header, weights);
+    if (count == 0) return Error::huffman_header;
+  }
+  return build_huffman_table(weights, count, table);
+}
+
+// One stream of exactly `count` symbols (section 4.2.2): every bit of it must be used.
+inline bool decode_huffman_stream(const HuffmanTable& table, const uint8_t* at, size_t size, uint8_t* out,
+                                  size_t count) {
+  BackwardBits bits;
+  if (!bits.open(at, size)) return false;
+  const unsigned log = table.log;
+  for (size_t i = 0; i < count;) {
+    if (bits.remaining < 0) return false;
+    uint64_t word = bits.word() << (64 - bits.top());   // unread bits at the top; zeros or older bytes below
+    const size_t stop = count - i < 5 ? count : i + 5;  // 5 * 11 bits <= 56
+    for (; i < stop; i++) {
+      const uint16_t cell = table.cell[word >> (64 - log)];
+      out[i] = uint8_t(cell);
+      word <<= cell >> 8;
+      bits.remaining -= cell >> 8;
+    }
+  }
+  return bits.remaining == 0;
+}
+
+// Four streams behind a jump table of three 16-bit sizes (section 3.1.1.3.1.6).
+inline bool decode_four_huffman_streams(const HuffmanTable& table, const uint8_t* at, size_t size,
+                                        uint8_t* out, size_t count) {
+  if (size < 10 || count < 6) return false;
+  size_t stream_size[4] = {load<uint16_t>(at), load<uint16_t>(at + 2), load<uint16_t>(at + 4), 0};
+  const size_t first_three = stream_size[0] + stream_size[1] + stream_size[2] + 6;
+  if (first_three >= size) return false;
+  stream_size[3] = size - first_three;
+  const size_t quarter = (count + 3) / 4;
+  const uint8_t* stream = at + 6;
+  for (int i = 0; i < 4; i++) {
+    const size_t symbols = i < 3 ? quarter : count - 3 * quarter;
+    if (!decode_huffman_stream(table, stream, stream_size[i], out + i * quarter, symbols)) return false;
+    stream += stream_size[i];
+  }
+  return true;
+}
+
+}  // namespace native::zstd
