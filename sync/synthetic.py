@@ -245,18 +245,12 @@ def _write_shards(
 ) -> tuple[str, ...]:
     from safetensors.torch import save_file
 
-    groups = _group_by_size(
-        {name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()}, shard_bytes
-    )
+    groups = _group_by_size({name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()}, shard_bytes)
     generator = np.random.Generator(np.random.SFC64(seed))
     weight_map: dict[str, str] = {}
     files: list[str] = []
     for number, group in enumerate(groups, start=1):
-        file = (
-            "model.safetensors"
-            if len(groups) == 1
-            else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        )
+        file = "model.safetensors" if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         tensors = {name: _random_tensor(shapes[name], dtype, generator) for name in group}
         save_file(tensors, directory / file, metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(group, file))
@@ -279,9 +273,7 @@ def _group_by_size(sizes: Mapping[str, int], limit_bytes: int) -> list[list[str]
     return groups
 
 
-def _random_tensor(
-    shape: tuple[int, ...], dtype: torch.dtype, generator: np.random.Generator
-) -> torch.Tensor:
+def _random_tensor(shape: tuple[int, ...], dtype: torch.dtype, generator: np.random.Generator) -> torch.Tensor:
     """Normal values: mean 1 and deviation 0.1 for vectors (norm weights), else mean 0, variance 1/fan-in.
 
     Drawn as 16 random bits an element that index a table of normal quantiles, a chunk at a time:
@@ -289,9 +281,7 @@ def _random_tensor(
     """
     import torch
 
-    quantiles = torch.special.ndtri(
-        (torch.arange(_SAMPLE_LEVELS, dtype=torch.float64) + 0.5) / _SAMPLE_LEVELS
-    )
+    quantiles = torch.special.ndtri((torch.arange(_SAMPLE_LEVELS, dtype=torch.float64) + 0.5) / _SAMPLE_LEVELS)
     table = 1.0 + 0.1 * quantiles if len(shape) == 1 else quantiles / math.sqrt(shape[-1])
     table_bits = table.to(dtype).view(_integer_dtype(dtype)).numpy()
     bits = np.empty(math.prod(shape), dtype=table_bits.dtype)
@@ -302,9 +292,7 @@ def _random_tensor(
     return torch.from_numpy(bits).view(dtype).reshape(shape)
 
 
-def _perturb_one(
-    name: str, tensor: torch.Tensor, density: float, generator: np.random.Generator
-) -> torch.Tensor:
+def _perturb_one(name: str, tensor: torch.Tensor, density: float, generator: np.random.Generator) -> torch.Tensor:
     import torch
 
     if not tensor.dtype.is_floating_point:

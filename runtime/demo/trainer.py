@@ -8,9 +8,13 @@ is acted on between steps and publications, and the process then exits 0. Killed
 version without an index, which readers ignore.
 
 With ``--json`` each report is one JSON object a line on stdout, told apart by ``event``:
-``started`` (model, store, pid), ``step`` (step, loss, seconds), ``published`` (version,
-base_version, changed_elements, total_elements, density, payload_bytes, publish_s, train_s, loss; an anchor
-has only version, base_version null and publish_s), ``stopped`` (reason, versions), ``failed`` (error).
+    started    model, store, pid
+    resumed    version (only if the store was not empty)
+    step       step, loss, seconds
+    published  version, base_version, changed_elements, total_elements, density, payload_bytes,
+               publish_s, train_s, loss; of an anchor: version, base_version null, publish_s
+    stopped    reason, versions
+    failed     error
 """
 
 from __future__ import annotations
@@ -82,20 +86,23 @@ def train(options: argparse.Namespace, stop: StopRequest, report: Report) -> int
     """Publishes the anchor, then a version every ``options.steps_per_version`` steps, until stopped or
     ``options.versions`` are out (None: no end). Returns the number of deltas published.
 
-    Raises ValueError if the store already holds deltas, or the checkpoint cannot be trained;
-    PublicationError or StoreError if a version cannot be published.
+    Raises ValueError if the checkpoint cannot be trained, PublicationError if it is not what the store
+    holds as its latest version, or a version cannot be published, StoreError.
     """
     import torch
+    from transformers.utils.logging import disable_progress_bar
 
     from runtime.demo.finetune import FineTuner
     from sync.publisher import Publisher
 
+    disable_progress_bar()  # standard error is for errors, and loading takes a second
     torch.set_num_threads(options.threads)
     tuner = FineTuner(options.model, options.learning_rate)
     publisher = Publisher(options.store, threads=options.threads)
     report({"event": "started", "model": str(options.model), "store": options.store, "pid": os.getpid()})
-    if stop.reason is None:
-        _publish_anchor(publisher, options, report)
+    if stop.reason is not None:
+        return 0
+    version = _begin(publisher, options, report)
     published = 0
     while stop.reason is None and published != options.versions:
         started = time.monotonic()
@@ -104,8 +111,9 @@ def train(options: argparse.Namespace, stop: StopRequest, report: Report) -> int
             break
         train_s = time.monotonic() - started
         weights = tuner.weights()
-        _keep(options, published + 1, weights)
+        _keep(options, version + 1, weights)
         result = publisher.publish_delta(weights)
+        version = result.version
         published += 1
         report(
             {
@@ -138,23 +146,18 @@ def _reported_steps(tuner: FineTuner, count: int, stop: StopRequest, report: Rep
     return loss
 
 
-def _publish_anchor(publisher: Publisher, options: argparse.Namespace, report: Report) -> None:
-    latest = publisher.store.latest()
-    if latest is not None:
-        raise ValueError(
-            f"the store {options.store} already holds version {latest}; the demo trainer starts a run of its "
-            "own: give it an empty store"
-        )
+def _begin(publisher: Publisher, options: argparse.Namespace, report: Report) -> int:
+    """Publishes the anchor to an empty store; otherwise goes on from the latest version, which the model
+    must then equal (the publisher compares checksums). Returns the version that the model is."""
+    if publisher.store.latest() is not None:
+        version = publisher.resume(options.model)
+        report({"event": "resumed", "version": version})
+        return version
     _keep(options, 0, {})
     result = publisher.publish_anchor(options.model, version=0)
-    report(
-        {
-            "event": "published",
-            "version": result.version,
-            "base_version": None,
-            "publish_s": round(result.seconds, 3),
-        }
-    )
+    seconds = round(result.seconds, 3)
+    report({"event": "published", "version": result.version, "base_version": None, "publish_s": seconds})
+    return result.version
 
 
 def _keep(options: argparse.Namespace, version: int, weights: dict[str, torch.Tensor]) -> None:
@@ -186,6 +189,8 @@ def _as_text(event: Mapping[str, Any]) -> str:
             return f"training {event['model']}, publishing to {event['store']}"
         case "step":
             return f"step {event['step']}: loss {event['loss']:.4f}, {event['seconds']:.2f} s"
+        case "resumed":
+            return f"going on from version {event['version']} of the store"
         case "published" if event["base_version"] is None:
             return f"version {event['version']} published: anchor, {event['publish_s']:.2f} s"
         case "published":
@@ -208,9 +213,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Example: python -m runtime.demo.trainer --store /tmp/policies "
         '--model "$(python -m runtime.demo.convert)" --versions 3',
     )
-    parser.add_argument(
-        "--store", required=True, metavar="URL", help="path, file:///path or s3://bucket/prefix"
-    )
+    parser.add_argument("--store", required=True, metavar="URL", help="path, file:///path or s3://bucket/prefix")
     parser.add_argument(
         "--model", required=True, type=Path, metavar="DIR", help="bf16 Hugging Face checkpoint to start from"
     )

@@ -130,9 +130,7 @@ def test_a_damaged_package_file_is_refused(
 def test_two_processes_convert_once_and_the_model_speaks_english(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "runtime.demo.convert"]
     environment = os.environ | {"ROLLOUT_CACHE": str(tmp_path)}
-    processes = [
-        subprocess.Popen(command, env=environment, stdout=-1, stderr=-1, text=True) for _ in range(2)
-    ]
+    processes = [subprocess.Popen(command, env=environment, stdout=-1, stderr=-1, text=True) for _ in range(2)]
     results = [(*process.communicate(timeout=200), process.returncode) for process in processes]
     assert [code for _, _, code in results] == [0, 0], results
     directories = {out.strip() for out, _, _ in results}

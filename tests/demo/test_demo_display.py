@@ -63,9 +63,7 @@ def test_a_commit_of_several_deltas_shows_their_sum() -> None:
 
 def test_a_failure_says_which_version_and_why_on_one_line() -> None:
     display, output = plain(width=30)
-    display.on_failed(
-        {"version": 4, "error": "version 4, tensor [bold]x[/bold]: checksum mismatch, " + "x" * 60}
-    )
+    display.on_failed({"version": 4, "error": "version 4, tensor [bold]x[/bold]: checksum mismatch, " + "x" * 60})
     display.on_failed({"version": None, "error": "store unreachable"})
     first, second = output.getvalue().splitlines()
     assert first.startswith("version 4 failed: version 4, tensor [bold]x[/bold]: checksum mismatch")

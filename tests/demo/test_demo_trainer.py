@@ -108,9 +108,7 @@ def check_versions(store: Path, kept: Path, model: Path, versions: int) -> list[
     return counts
 
 
-def test_published_deltas_decode_to_the_kept_checkpoints(
-    start: Start, tmp_path: Path, small_model: Path
-) -> None:
+def test_published_deltas_decode_to_the_kept_checkpoints(start: Start, tmp_path: Path, small_model: Path) -> None:
     kept = tmp_path / "kept"
     trainer = start("--versions", "3", "--learning-rate", "1e-5", "--keep-checkpoints", str(kept))
     code, events, err = finish(trainer)
@@ -184,9 +182,7 @@ def test_it_stops_with_its_parent(tmp_path: Path, small_model: Path) -> None:
         "print(child.pid, flush=True)\n"
         "while 'published' not in log.read_text(): time.sleep(0.05)\n"
     )
-    parent = subprocess.run(
-        [sys.executable, "-c", script, str(log), *command], capture_output=True, timeout=60
-    )
+    parent = subprocess.run([sys.executable, "-c", script, str(log), *command], capture_output=True, timeout=60)
     assert parent.returncode == 0, parent.stderr
     pid = int(parent.stdout)
     deadline = time.monotonic() + 30
@@ -208,15 +204,28 @@ def test_the_interval_spaces_versions_out_and_a_signal_ends_the_wait(start: Star
     assert [event["event"] for event in rest] == ["stopped"]
 
 
-def test_a_store_with_deltas_is_refused(start: Start, tmp_path: Path) -> None:
-    assert finish(start("--versions", "1"))[0] == 0
+def test_a_store_whose_latest_version_is_not_the_model_is_refused_and_left_alone(start: Start, tmp_path: Path) -> None:
+    assert finish(start("--versions", "1", "--learning-rate", "1e-4"))[0] == 0
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")}
     code, events, err = finish(start("--versions", "1"))
     assert code == 1
-    assert "already holds version 1" in err
-    assert "empty store" in err
+    assert "version 1" in err
+    assert "Traceback" not in err
     assert events[-1]["event"] == "failed"
+    assert events[-1]["error"] in err
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")} == before
+
+
+def test_a_trainer_goes_on_from_a_kept_checkpoint_of_the_latest_version(
+    start: Start, tmp_path: Path, small_model: Path
+) -> None:
+    kept = tmp_path / "kept"
+    options = ["--versions", "1", "--learning-rate", "1e-4", "--keep-checkpoints", str(kept)]
+    assert finish(start(*options))[0] == 0
+    code, events, err = finish(start(*options, model=kept / "weight_v000001"))
+    assert code == 0, err
+    assert {"event": "resumed", "version": 1} in events
+    check_versions(tmp_path / "store", kept, small_model, 2)
 
 
 def test_a_directory_without_a_checkpoint_is_refused(start: Start, tmp_path: Path) -> None:
