@@ -1,0 +1,58 @@
+"""Admission: every request gets the policy version it starts under, and waits while a new one is written."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Iterable
+from contextvars import ContextVar
+
+from runtime.namespace import namespace_salt
+
+
+class PolicyStamp:
+    """What one HTTP request was served by: the version that its first engine request started under."""
+
+    def __init__(self) -> None:
+        self.version: int | None = None
+
+
+CURRENT_STAMP: ContextVar[PolicyStamp | None] = ContextVar("policy_stamp", default=None)
+
+
+class AdmissionGate:
+    """Open while serving, closed inside a pause. Asyncio only; one event loop."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self._open = asyncio.Event()
+        self._open.set()
+        self._stamps: weakref.WeakValueDictionary[str, PolicyStamp] = weakref.WeakValueDictionary()
+
+    def close(self) -> None:
+        self._open.clear()
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def admit(self, request_id: str, caller_salt: str | None) -> str:
+        """Waits until the gate is open, stamps the request and returns its `cache_salt`.
+
+        There is no await between the stamp and the caller's next step, so a request that is then sent at once cannot
+        straddle a policy change on its way to the engine.
+        """
+        await self._open.wait()
+        stamp = CURRENT_STAMP.get()
+        if stamp is not None:
+            if stamp.version is None:
+                stamp.version = self.version
+            self._stamps[request_id] = stamp
+        return namespace_salt(self.version, caller_salt)
+
+    def enter(self, version: int, moved: Iterable[str]) -> None:
+        """Makes `version` the one that requests start under; `moved` had been admitted but will start under it."""
+        self.version = version
+        for request_id in moved:
+            stamp = self._stamps.get(request_id)
+            if stamp is not None:
+                stamp.version = version

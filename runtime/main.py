@@ -1,0 +1,40 @@
+"""The console script `rollout-serve`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from sync.errors import PublicationError, StoreError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the server; returns the exit status."""
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+    from vllm.logger import configure_logging_from_args
+
+    from runtime.options import parse_arguments
+
+    cli_env_setup()
+    options = parse_arguments(arguments)
+    configure_logging_from_args(options)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")
+    logging.getLogger("rollout").setLevel(logging.INFO)
+    try:
+        if options.demo:
+            from runtime.demo.session import run_demo
+
+            return run_demo(options)
+        from runtime.server import serve
+
+        return serve(options)
+    except KeyboardInterrupt:
+        return 130
+    except (PublicationError, StoreError) as error:
+        print(f"rollout-serve: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""The policy service of one server: what it serves, how it follows the store, or why it cannot sync."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from sync.coordinator import Coordinator, SyncReport
+from sync.follower import Follower
+from sync.planner_client import PlannerClient
+from sync.stores.base import Store
+
+
+class SyncRefused(Exception):
+    """This server cannot sync; it serves the version it was started with. The message says why."""
+
+
+@dataclass
+class PolicyService:
+    """`coordinator` is None where start-up refused sync (`refusal` says why) or no store was given."""
+
+    version_at_start: int
+    store: Store | None = None
+    coordinator: Coordinator | None = None
+    planner: PlannerClient | None = None
+    follower: Follower | None = None
+    refusal: str | None = None
+    startup: dict[str, Any] = field(default_factory=dict)
+    poisoned: asyncio.Event = field(default_factory=asyncio.Event)
+    _follow_task: asyncio.Task[None] | None = None
+
+    @property
+    def version(self) -> int:
+        return self.version_at_start if self.coordinator is None else self.coordinator.version
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it serves what the store named at start-up, from weights that are known to be whole."""
+        if self.poisoned.is_set():
+            return False
+        return self.follower is None or self.follower.caught_up.is_set()
+
+    def start(self) -> None:
+        """Starts following the store, if it should."""
+        if self.follower is not None:
+            self._follow_task = asyncio.create_task(self.follower.run(), name="policy-follower")
+
+    async def sync(self, version: int | None) -> SyncReport | None:
+        """Syncs to `version`, or to what the store names latest; None if that is served already.
+
+        Raises SyncRefused, or what `Coordinator.sync` raises.
+        """
+        if self.coordinator is None or self.store is None:
+            raise SyncRefused(self.refusal or "started without --policy-store")
+        if version is None:
+            version = await asyncio.to_thread(self.store.latest)
+            if version is None:
+                return None
+        return await self.coordinator.sync(version)
+
+    def describe(self) -> dict[str, Any]:
+        """What `GET /policy` answers."""
+        described: dict[str, Any] = {
+            "version": self.version,
+            "state": "refused" if self.coordinator is None else self.coordinator.state.value,
+            "store": None if self.store is None else self.store.url,
+            "following": self._follow_task is not None and not self._follow_task.done(),
+            "startup": self.startup,
+        }
+        if self.coordinator is None:
+            return described | {"error": self.refusal}
+        report, ledger = self.coordinator.last_report, self.coordinator.ledger
+        return described | {
+            "error": self.coordinator.last_error,
+            "progress": {key: value for key, value in self.coordinator.progress.items() if key != "chain"}
+            if self.coordinator.is_syncing
+            else None,
+            "last_sync": None if report is None else report.to_json(),
+            "ledger": {"tensors": len(ledger.tensors), "size_bytes": ledger.size_bytes},
+        }
+
+    def poison(self, error: Exception) -> None:
+        """Engine memory may be mixed: the server must stop."""
+        self.poisoned.set()
+
+    async def close(self) -> None:
+        """Stops following and ends the planner. A sync that has not sealed yet is given up."""
+        if self._follow_task is not None:
+            self._follow_task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._follow_task
+        if self.planner is not None:
+            await self.planner.stop()
+        if self.store is not None:
+            self.store.close()
