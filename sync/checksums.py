@@ -5,13 +5,13 @@ Owns how bytes become hexadecimal text. Refuses to own what is compared with wha
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from typing import Protocol
 
 import blake3
 import xxhash
 
+from native import adler32
 from sync.types import ChecksumFormat
 
 # Anything that exposes contiguous bytes: bytes, memoryview, numpy array.
@@ -27,16 +27,21 @@ class Hasher(Protocol):
 
 
 class Adler32:
-    """Adler-32 (RFC 1950) as a `Hasher`: eight lower-case hexadecimal digits."""
+    """Adler-32 (RFC 1950) as a `Hasher`."""
 
     def __init__(self) -> None:
         self._value = 1
 
     def update(self, data: Buffer, /) -> None:
-        self._value = zlib.adler32(data, self._value)
+        self._value = adler32(data, self._value)
 
     def hexdigest(self) -> str:
-        return f"{self._value:08x}"
+        return adler32_text(self._value)
+
+
+def adler32_text(value: int) -> str:
+    """The published form of an Adler-32: eight lower-case hexadecimal digits."""
+    return f"{value:08x}"
 
 
 _HASHERS: dict[ChecksumFormat, Callable[[], Hasher]] = {

@@ -74,9 +74,7 @@ class PublicationError(Exception):
         # Pickled across the planner's process border: keyword-only arguments need their own way back.
         return _rebuild, (self.rejection, self.detail, self.version, self.file, self.tensor)
 
-    def at(
-        self, *, version: int | None = None, file: str | None = None, tensor: str | None = None
-    ) -> PublicationError:
+    def at(self, *, version: int | None = None, file: str | None = None, tensor: str | None = None) -> PublicationError:
         """The same error with the place filled in where it was not known yet."""
         return PublicationError(
             self.rejection,

@@ -50,9 +50,7 @@ def decode_xor(payload: Buffer, tensor_size_bytes: int) -> npt.NDArray[np.uint8]
         dense[filled : filled + len(content)] = np.frombuffer(content, np.uint8)
         filled += len(content)
     if filled != tensor_size_bytes:
-        raise PublicationError(
-            Rejection.WRONG_LENGTH, f"decoded to {filled} bytes, the tensor has {tensor_size_bytes}"
-        )
+        raise PublicationError(Rejection.WRONG_LENGTH, f"decoded to {filled} bytes, the tensor has {tensor_size_bytes}")
     return dense
 
 
@@ -68,9 +66,7 @@ def decode_overwrite(payload: Buffer, tensor_size_bytes: int) -> Overwrite:
     limit_bytes = 4 + 5 * tensor_size_bytes
     content = b"".join(decompress_frames(payload, limit_bytes))
     if len(content) < 4:
-        raise PublicationError(
-            Rejection.BAD_OVERWRITE, f"decoded to {len(content)} bytes, too short for a count"
-        )
+        raise PublicationError(Rejection.BAD_OVERWRITE, f"decoded to {len(content)} bytes, too short for a count")
     count = int.from_bytes(content[:4], "little")
     if len(content) != 4 + 5 * count:
         raise PublicationError(
@@ -84,9 +80,7 @@ def decode_overwrite(payload: Buffer, tensor_size_bytes: int) -> Overwrite:
         positions, values = positions[order], values[order]
         repeated = positions[1:][positions[1:] == positions[:-1]]
         if repeated.size:
-            raise PublicationError(
-                Rejection.BAD_OVERWRITE, f"byte position {repeated[0]} appears more than once"
-            )
+            raise PublicationError(Rejection.BAD_OVERWRITE, f"byte position {repeated[0]} appears more than once")
     if count and positions[-1] >= tensor_size_bytes:
         raise PublicationError(
             Rejection.BAD_OVERWRITE,
@@ -170,8 +164,7 @@ def _measure(rest: memoryview) -> tuple[int, Frame]:
     if parameters.window_size > WINDOW_LIMIT_BYTES:
         raise PublicationError(
             Rejection.WINDOW_TOO_LARGE,
-            f"a zstd frame needs a window of {parameters.window_size} bytes, allowed are "
-            f"{WINDOW_LIMIT_BYTES}",
+            f"a zstd frame needs a window of {parameters.window_size} bytes, allowed are {WINDOW_LIMIT_BYTES}",
         )
     is_last = False
     while not is_last:

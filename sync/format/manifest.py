@@ -130,9 +130,7 @@ def _parse(index: Mapping[str, Any], version: int) -> Manifest:
 def _delta(
     metadata: Mapping[str, Any], version: int, weight_map: Mapping[str, str], digests: Mapping[str, str]
 ) -> DeltaManifest:
-    encoding = _choice(
-        metadata["delta_encoding"], DeltaEncoding, "delta_encoding", Rejection.UNKNOWN_DELTA_ENCODING
-    )
+    encoding = _choice(metadata["delta_encoding"], DeltaEncoding, "delta_encoding", Rejection.UNKNOWN_DELTA_ENCODING)
     compression = _choice(
         metadata.get("compression_format"),
         Compression,
@@ -178,14 +176,10 @@ def _payload_digests(metadata: Mapping[str, Any], files: set[str]) -> Mapping[st
         )
     digests = _string_map(metadata.get("payload_digests"), "payload_digests")
     if missing := sorted(files - set(digests)):
-        raise ValueError(
-            f"payload_digests lacks {len(missing)} of {len(files)} files, the first is {missing[0]}"
-        )
+        raise ValueError(f"payload_digests lacks {len(missing)} of {len(files)} files, the first is {missing[0]}")
     for file, digest in digests.items():
         if not _PAYLOAD_DIGEST_TEXT.fullmatch(digest):
-            raise ValueError(
-                f"payload_digests[{file!r}] must be 16 lower-case hex digits, found {digest[:40]!r}"
-            )
+            raise ValueError(f"payload_digests[{file!r}] must be 16 lower-case hex digits, found {digest[:40]!r}")
     return digests
 
 
@@ -217,9 +211,7 @@ def _string_map(value: Any, key: str) -> dict[str, str]:
     return value
 
 
-def _optional_map(
-    metadata: Mapping[str, Any], key: str, parse: Callable[[Any], _Value]
-) -> Mapping[str, _Value]:
+def _optional_map(metadata: Mapping[str, Any], key: str, parse: Callable[[Any], _Value]) -> Mapping[str, _Value]:
     value = metadata.get(key, {})
     if not isinstance(value, dict):
         raise ValueError(f"{key} must map tensor names")
@@ -245,9 +237,7 @@ def _dtype(value: Any) -> str:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(
-        isinstance(size, int) and 0 <= size < 1 << 63 for size in value
-    ):
+    if not isinstance(value, list) or not all(isinstance(size, int) and 0 <= size < 1 << 63 for size in value):
         raise ValueError(f"a shape is a list of integers >= 0, found {str(value)[:40]}")
     return tuple(value)
 

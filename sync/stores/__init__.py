@@ -40,6 +40,4 @@ def open_store(url: str) -> Store:
         from sync.stores.s3 import S3Store  # boto3 takes a while to import; a local store needs none of it
 
         return S3Store(parts.netloc, parts.path)
-    raise ValueError(
-        f"unknown policy store scheme {parts.scheme!r}: use a path, file:///path or s3://bucket/prefix"
-    )
+    raise ValueError(f"unknown policy store scheme {parts.scheme!r}: use a path, file:///path or s3://bucket/prefix")

@@ -90,9 +90,7 @@ def parse_pointer(text: bytes, url: str) -> int:
     return version
 
 
-def read_ranges(
-    threads: ThreadPoolExecutor, buffer: memoryview, read: Callable[[int, memoryview], None]
-) -> None:
+def read_ranges(threads: ThreadPoolExecutor, buffer: memoryview, read: Callable[[int, memoryview], None]) -> None:
     """Fill `buffer` by `read(offset, part)` over parts of `RANGE_BYTES`, on `threads` if there are several.
 
     The first failure is raised, after all running parts ended: nobody writes to the buffer afterwards.

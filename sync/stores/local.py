@@ -44,9 +44,7 @@ class LocalStore:
                 return []
             found = ((parse_version_directory(name), name) for name in names)
             return sorted(
-                version
-                for version, name in found
-                if version is not None and (self._root / name / INDEX_FILE).is_file()
+                version for version, name in found if version is not None and (self._root / name / INDEX_FILE).is_file()
             )
 
     def files(self, version: int) -> Mapping[str, int]:

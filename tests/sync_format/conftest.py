@@ -97,9 +97,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
         *("-master.telemetry=false", f"-bucket={BUCKET}"),
     ]
     with open(directory / "weed.log", "wb") as log:
-        server = subprocess.Popen(
-            command, env={**os.environ, **environment}, stdout=log, stderr=log, cwd=directory
-        )
+        server = subprocess.Popen(command, env={**os.environ, **environment}, stdout=log, stderr=log, cwd=directory)
     try:
         _wait_until_ready(server, environment, directory / "weed.log")
         yield environment

@@ -59,8 +59,7 @@ def delta_files(
     directory = f"weight_v{version:06d}"
     encode = {"xor": xor_payload, "overwrite": overwrite_payload}[encoding]
     weight_map = {
-        name: f"model-{number % file_count:05d}-of-{file_count:05d}.safetensors"
-        for number, name in enumerate(changes)
+        name: f"model-{number % file_count:05d}-of-{file_count:05d}.safetensors" for number, name in enumerate(changes)
     }
     written = {}
     for file in sorted(set(weight_map.values())):

@@ -152,9 +152,7 @@ def test_digests_must_cover_every_file():
 def put_chain(place, *links: tuple[int, int | None]) -> None:
     """(version, base version) pairs; no base: an anchor."""
     for version, base in links:
-        place.put_all(
-            anchor_files(version, {"a": bytes(8)}) if base is None else delta_files(version, base, CHANGES)
-        )
+        place.put_all(anchor_files(version, {"a": bytes(8)}) if base is None else delta_files(version, base, CHANGES))
 
 
 def test_chain_follows_base_versions_from_serving_to_target(place):
@@ -199,9 +197,7 @@ def test_chain_of_another_branch_starts_at_its_anchor(place):
 @pytest.mark.parametrize("serving", [3, None, 6])
 def test_gap_names_the_missing_version(place, serving):
     put_chain(place, (7, 5), (8, 7), (9, 8))
-    with pytest.raises(
-        PublicationError, match=r"no chain leads to version 9.*7 is a delta against 5"
-    ) as raised:
+    with pytest.raises(PublicationError, match=r"no chain leads to version 9.*7 is a delta against 5") as raised:
         resolve_chain(place.store, serving, 9)
     assert raised.value.rejection is Rejection.CHAIN_GAP
     assert raised.value.version == 5

@@ -57,9 +57,7 @@ def test_shards_of_a_public_trainer_come_out_as_views(place):
         for name, payload, checksum in shard:
             found[name] = (bytes(payload), checksum)
             assert payload.obj is shard.buffer.obj
-    assert found == {
-        name: (xor_payload(*change), CHECKSUMS["xxh3-128"](change[1])) for name, change in CHANGES.items()
-    }
+    assert found == {name: (xor_payload(*change), CHECKSUMS["xxh3-128"](change[1])) for name, change in CHANGES.items()}
 
 
 def test_anchor_tensors_carry_dtype_shape_and_checksums_of_either_key(place):
@@ -88,8 +86,7 @@ def test_anchor_tensors_carry_dtype_shape_and_checksums_of_either_key(place):
 def test_checksums_are_read_from_headers_alone(place):
     place.put_all(delta_files(7, 6, CHANGES, file_count=2, checksum_format="adler32"))
     assert read_checksums(place.store, read_manifest(place.store, 7)) == {
-        name: Checksum(ChecksumFormat.ADLER32, CHECKSUMS["adler32"](new))
-        for name, (_, new) in CHANGES.items()
+        name: Checksum(ChecksumFormat.ADLER32, CHECKSUMS["adler32"](new)) for name, (_, new) in CHANGES.items()
     }
 
 
@@ -193,9 +190,7 @@ def test_no_mutation_of_a_file_gets_past_with_views_outside_it(data):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     try:
         length = header_length(bytes(content[:8]), len(content))
-        header = parse_header(
-            bytes(content[LENGTH_PREFIX_BYTES : LENGTH_PREFIX_BYTES + length]), len(content)
-        )
+        header = parse_header(bytes(content[LENGTH_PREFIX_BYTES : LENGTH_PREFIX_BYTES + length]), len(content))
     except PublicationError:
         return
     ends = [8 + length, *(entry.end for entry in header.tensors)]

@@ -33,9 +33,7 @@ def test_pointer_wins_over_the_highest_version(place):
     assert place.store.latest() == 2
 
 
-@pytest.mark.parametrize(
-    "text", [b"", b"7", b"weight_v7", b"weight_v000007/", b"weight_v-00001", b"\xff" * 300]
-)
+@pytest.mark.parametrize("text", [b"", b"7", b"weight_v7", b"weight_v000007/", b"weight_v-00001", b"\xff" * 300])
 def test_unparsable_pointer_raises_and_names_the_text(place, text):
     place.put_all({f"weight_v000007/{INDEX}": b"{}"})
     place.raw.put("latest", text)
