@@ -40,10 +40,10 @@ class Fields:
         return value
 
     def seconds(self, name: str, *, default: float | None = None) -> float:
-        """A finite, non-negative number."""
-        value = self._values.get(name, default)
+        """A finite, non-negative number; null counts as missing."""
+        value: Any = self._values.get(name)
         if value is None and default is not None:
-            value = default
+            return default
         if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
             raise self.error(name, "a finite number >= 0")
         return float(value)

@@ -46,8 +46,8 @@ class PromptBuilder:
         """The prompt of one turn in the ``play``-th play of the run."""
         turn = agent.turns[turn_index]
         if turn.messages:
-            token_ids = turn.block_ids.copy()
-            edges = np.arange(1, turn.input_tokens + 1)
+            token_ids: Tokens = turn.block_ids.copy()
+            edges: Tokens = np.arange(1, turn.input_tokens + 1, dtype=np.int64)
         else:
             token_ids = self._filler(session, agent, turn_index)
             edges = _edges(session, turn)
@@ -118,7 +118,8 @@ def _block_edges(session: Session, turn: Turn) -> Tokens:
 def _edges(session: Session, turn: Turn) -> Tokens:
     markers = [marker_start(agent) for agent in session.agents()]
     inside = [start for start in markers if 0 < start < turn.input_tokens]
-    return np.unique(np.concatenate((_block_edges(session, turn), inside, [turn.input_tokens]))).astype(np.int64)
+    ends = np.concatenate((_block_edges(session, turn), np.array([*inside, turn.input_tokens], dtype=np.int64)))
+    return np.unique(ends)
 
 
 def _segments(agent: Agent, turn_index: int) -> Iterator[tuple[Role, int]]:

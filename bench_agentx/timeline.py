@@ -44,10 +44,6 @@ def _idle_gaps(session: Session) -> tuple[npt.NDArray[np.float64], npt.NDArray[n
 
 
 def _shift(agent: Agent, shifted: Callable[[float], float]) -> Agent:
-    turns = tuple(
-        replace(turn, start_s=shifted(turn.start_s), end_s=shifted(turn.end_s)) for turn in agent.turns
-    )
-    spawns = tuple(
-        Spawn(_shift(spawn.agent, shifted), spawn.after_turn, spawn.join_turn) for spawn in agent.spawns
-    )
+    turns = tuple(replace(turn, start_s=shifted(turn.start_s), end_s=shifted(turn.end_s)) for turn in agent.turns)
+    spawns = tuple(Spawn(_shift(spawn.agent, shifted), spawn.after_turn, spawn.join_turn) for spawn in agent.spawns)
     return replace(agent, turns=turns, spawns=spawns)

@@ -14,7 +14,7 @@ from bench_agentx.mooncake import read_mooncake
 from bench_agentx.prefix_cache import EndlessPrefixCache
 from bench_agentx.prompts import PromptBuilder
 from bench_agentx.types import Agent, Session, Spawn, TraceError
-from bench_agentx.vocabulary import vocabulary_of_size
+from bench_agentx.vocabulary import vocabulary_of_ids
 from bench_agentx.weka import parse_weka
 
 
@@ -69,9 +69,7 @@ def _scale(agent: Agent, factor: float) -> Agent:
         )
         for turn in agent.turns
     )
-    spawns = tuple(
-        Spawn(_scale(spawn.agent, factor), spawn.after_turn, spawn.join_turn) for spawn in agent.spawns
-    )
+    spawns = tuple(Spawn(_scale(spawn.agent, factor), spawn.after_turn, spawn.join_turn) for spawn in agent.spawns)
     return replace(agent, turns=turns, spawns=spawns, prefix_tokens=round(agent.prefix_tokens * factor))
 
 
@@ -131,7 +129,7 @@ def describe(sessions: Sequence[Session]) -> TraceShape:
 
 
 def _hit_tokens(session: Session) -> int:
-    builder = PromptBuilder(vocabulary_of_size(1 << 20), seed=0, run_key="", cache_bust=False)
+    builder = PromptBuilder(vocabulary_of_ids(1 << 20), seed=0, run_key="", cache_bust=False)
     cache = EndlessPrefixCache()
     calls = sorted(
         ((agent, index) for agent in session.agents() for index in range(len(agent.turns))),

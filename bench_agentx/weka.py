@@ -80,11 +80,7 @@ def _spawn(
     turns = _turns(calls, block_tokens, offset_s=start_s - calls[0].seconds("t"))
     end_s = end_s or max(turn.end_s for turn in turns)
     join_turn = next(
-        (
-            index
-            for index in range(after_turn + 1, len(parent))
-            if parent[index].start_s + JOIN_TOLERANCE_S >= end_s
-        ),
+        (index for index in range(after_turn + 1, len(parent)) if parent[index].start_s + JOIN_TOLERANCE_S >= end_s),
         None,
     )
     agent = Agent(name=entry.text("agent_id"), turns=turns, prefix_tokens=_prefix_tokens(entry))
@@ -103,6 +99,4 @@ def _recorded_span(entry: Fields, first_call_s: float, released_s: float) -> tup
 
 
 def _prefix_tokens(fields: Fields) -> int:
-    return fields.integer("tool_tokens", at_least=0, default=0) + fields.integer(
-        "system_tokens", at_least=0, default=0
-    )
+    return fields.integer("tool_tokens", at_least=0, default=0) + fields.integer("system_tokens", at_least=0, default=0)

@@ -1,0 +1,5 @@
+import sys
+
+from bench_agentx.main import main
+
+sys.exit(main())

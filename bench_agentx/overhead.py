@@ -1,0 +1,51 @@
+"""What the client itself costs: a benchmark whose client is slow measures its client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+_SAMPLE_EVERY_S = 0.05
+BUSY_CPU_SHARE = 0.85
+"""Above this share of one core the loop no longer keeps up, and latencies are the client's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOverhead:
+    """``cpu_share``: of one core. ``loop_lag_ms_*``: how late the event loop runs what is due."""
+
+    cpu_share: float
+    loop_lag_ms_p50: float
+    loop_lag_ms_p99: float
+    loop_lag_ms_max: float
+
+
+class OverheadMonitor:
+    """Samples the event loop it is started on, until it is stopped."""
+
+    def __init__(self) -> None:
+        self._lags_s: list[float] = []
+        self._task: asyncio.Task[None] | None = None
+        self._cpu_s = self._wall_s = 0.0
+
+    def start(self) -> None:
+        self._cpu_s, self._wall_s = time.process_time(), time.perf_counter()
+        self._task = asyncio.create_task(self._sample())
+
+    async def stop(self) -> ClientOverhead:
+        assert self._task is not None, "stop follows start"
+        self._task.cancel()
+        cpu_s = time.process_time() - self._cpu_s
+        wall_s = time.perf_counter() - self._wall_s
+        lags_ms = np.array(self._lags_s or [0.0]) * 1000
+        p50, p99 = np.percentile(lags_ms, (50, 99))
+        return ClientOverhead(cpu_s / wall_s, float(p50), float(p99), float(lags_ms.max()))
+
+    async def _sample(self) -> None:
+        while True:
+            due_s = time.perf_counter() + _SAMPLE_EVERY_S
+            await asyncio.sleep(_SAMPLE_EVERY_S)
+            self._lags_s.append(max(0.0, time.perf_counter() - due_s))
