@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -32,21 +33,41 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_untied(tmp_path_factory.mktemp("model") / "small").directory
 
 
+class Run(NamedTuple):
+    """A finished run of three versions, shared by tests that leave it as it is."""
+
+    store: Path
+    kept: Path
+    events: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, small_model: Path) -> Run:
+    folder = tmp_path_factory.mktemp("run")
+    options = ["--versions", "3", "--learning-rate", "1e-5", "--keep-checkpoints", str(folder / "kept")]
+    code, events, err = finish(launch(folder / "store", small_model, *options))
+    assert code == 0, err
+    return Run(folder / "store", folder / "kept", events)
+
+
 @pytest.fixture
 def start(tmp_path: Path, small_model: Path) -> Iterator[Start]:
     """Starts a trainer on ``tmp_path/store``; whatever still runs at the end is killed."""
     processes: list[subprocess.Popen[str]] = []
 
-    def run(*options: str, model: Path = small_model) -> subprocess.Popen[str]:
-        command = [*TRAINER, "--store", str(tmp_path / "store"), "--model", str(model), *options]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        processes.append(process)
-        return process
+    def run(*options: str, model: Path = small_model, store: Path = tmp_path / "store") -> subprocess.Popen[str]:
+        processes.append(launch(store, model, *options))
+        return processes[-1]
 
     yield run
     for process in processes:
         process.kill()
         process.communicate()
+
+
+def launch(store: Path, model: Path, *options: str) -> subprocess.Popen[str]:
+    command = [*TRAINER, "--store", str(store), "--model", str(model), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def events_until(process: subprocess.Popen[str], wanted: str, count: int = 1) -> list[dict[str, Any]]:
@@ -108,12 +129,9 @@ def check_versions(store: Path, kept: Path, model: Path, versions: int) -> list[
     return counts
 
 
-def test_published_deltas_decode_to_the_kept_checkpoints(start: Start, tmp_path: Path, small_model: Path) -> None:
-    kept = tmp_path / "kept"
-    trainer = start("--versions", "3", "--learning-rate", "1e-5", "--keep-checkpoints", str(kept))
-    code, events, err = finish(trainer)
-    assert code == 0, err
-    counts = check_versions(tmp_path / "store", kept, small_model, 3)
+def test_published_deltas_decode_to_the_kept_checkpoints(finished_run: Run, small_model: Path) -> None:
+    store, kept, events = finished_run
+    counts = check_versions(store, kept, small_model, 3)
     published = [event for event in events if event["event"] == "published"]
     assert [event["version"] for event in published] == [0, 1, 2, 3]
     for (changed, total), event in zip(counts, published[1:], strict=True):
@@ -121,16 +139,19 @@ def test_published_deltas_decode_to_the_kept_checkpoints(start: Start, tmp_path:
         assert event["density"] == changed / total
         assert 0 < changed < total
         assert event["base_version"] == event["version"] - 1
-        files = (tmp_path / "store" / f"weight_v{event['version']:06d}").glob("*.safetensors")
+        files = (store / f"weight_v{event['version']:06d}").glob("*.safetensors")
         assert 0 < event["payload_bytes"] <= sum(file.stat().st_size for file in files)
-    assert [event["step"] for event in events if event["event"] == "step"] == [1, 2, 3, 4, 5, 6]
-    assert events[0]["event"] == "started"
-    assert events[-1] == {"event": "stopped", "reason": "all versions published", "versions": 3}
 
 
-def test_a_kept_checkpoint_is_servable(start: Start, tmp_path: Path, small_model: Path) -> None:
-    assert finish(start("--versions", "1", "--keep-checkpoints", str(tmp_path / "kept")))[0] == 0
-    kept = tmp_path / "kept" / "weight_v000001"
+def test_reports_come_in_order(finished_run: Run) -> None:
+    kinds = [event["event"] for event in finished_run.events]
+    assert kinds == ["started", "published", *["step", "step", "published"] * 3, "stopped"]
+    assert [event["step"] for event in finished_run.events if event["event"] == "step"] == [1, 2, 3, 4, 5, 6]
+    assert finished_run.events[-1] == {"event": "stopped", "reason": "all versions published", "versions": 3}
+
+
+def test_a_kept_checkpoint_is_servable(finished_run: Run, small_model: Path) -> None:
+    kept = finished_run.kept / "weight_v000001"
     assert {path.name for path in kept.iterdir()} == {path.name for path in small_model.iterdir()}
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -139,8 +160,15 @@ def test_a_kept_checkpoint_is_servable(start: Start, tmp_path: Path, small_model
     AutoTokenizer.from_pretrained(kept)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(("event", "count"), [("started", 1), ("step", 1), ("step", 4), ("published", 3)])
+@pytest.mark.parametrize(
+    ("number", "event", "count"),
+    [
+        (signal.SIGINT, "started", 1),
+        (signal.SIGINT, "step", 1),
+        (signal.SIGINT, "step", 4),  # the last before a publication
+        (signal.SIGTERM, "published", 3),
+    ],
+)
 def test_a_signal_ends_it_cleanly_and_leaves_no_half_published_version(
     number: signal.Signals, event: str, count: int, start: Start, tmp_path: Path, small_model: Path
 ) -> None:
@@ -204,28 +232,30 @@ def test_the_interval_spaces_versions_out_and_a_signal_ends_the_wait(start: Star
     assert [event["event"] for event in rest] == ["stopped"]
 
 
-def test_a_store_whose_latest_version_is_not_the_model_is_refused_and_left_alone(start: Start, tmp_path: Path) -> None:
-    assert finish(start("--versions", "1", "--learning-rate", "1e-4"))[0] == 0
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")}
-    code, events, err = finish(start("--versions", "1"))
+def test_a_store_whose_latest_version_is_not_the_model_is_refused_and_left_alone(
+    finished_run: Run, start: Start
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished_run.store.rglob("*")}
+    code, events, err = finish(start("--versions", "1", store=finished_run.store))
     assert code == 1
-    assert "version 1" in err
+    assert "version 3" in err
     assert "Traceback" not in err
     assert events[-1]["event"] == "failed"
     assert events[-1]["error"] in err
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in finished_run.store.rglob("*")} == before
 
 
 def test_a_trainer_goes_on_from_a_kept_checkpoint_of_the_latest_version(
-    start: Start, tmp_path: Path, small_model: Path
+    finished_run: Run, start: Start, tmp_path: Path, small_model: Path
 ) -> None:
-    kept = tmp_path / "kept"
-    options = ["--versions", "1", "--learning-rate", "1e-4", "--keep-checkpoints", str(kept)]
-    assert finish(start(*options))[0] == 0
-    code, events, err = finish(start(*options, model=kept / "weight_v000001"))
+    store, kept = tmp_path / "store", tmp_path / "kept"
+    shutil.copytree(finished_run.store, store)
+    shutil.copytree(finished_run.kept, kept)
+    options = ["--versions", "1", "--keep-checkpoints", str(kept)]
+    code, events, err = finish(start(*options, model=kept / "weight_v000003", store=store))
     assert code == 0, err
-    assert {"event": "resumed", "version": 1} in events
-    check_versions(tmp_path / "store", kept, small_model, 2)
+    assert {"event": "resumed", "version": 3} in events
+    check_versions(store, kept, small_model, 4)
 
 
 def test_a_directory_without_a_checkpoint_is_refused(start: Start, tmp_path: Path) -> None:
