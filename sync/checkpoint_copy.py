@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sync.types import INDEX_FILE
+
 if TYPE_CHECKING:
     import torch
-
-INDEX_NAME = "model.safetensors.index.json"
 
 
 @contextmanager
@@ -40,55 +40,41 @@ def atomic_directory(destination: Path) -> Iterator[Path]:
         raise
 
 
-def tensor_files(checkpoint: Path) -> dict[str, str]:
-    """Maps each checkpoint tensor's name to the safetensors file, relative to ``checkpoint``, that holds it.
-
-    Raises FileNotFoundError if the directory holds no safetensors file.
-    """
-    from safetensors import safe_open
-
-    files: dict[str, str] = {}
-    for path in sorted(checkpoint.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as shard:
-            files.update(dict.fromkeys(shard.keys(), path.name))
-    if not files:
-        raise FileNotFoundError(f"{checkpoint} holds no *.safetensors file with tensors: not a checkpoint")
-    return files
-
-
 def write_checkpoint_copy(source: Path, destination: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Writes ``destination``: the checkpoint ``source`` with the named tensors replaced.
 
     Every other file (config, tokenizer, index) is copied. A replacement must have the dtype and the
     shape of the tensor it replaces. ``destination`` appears whole or not at all.
 
-    Raises ValueError for a name that ``source`` does not hold, or another dtype or shape.
+    Raises ValueError for a name that ``source`` does not hold, or another dtype or shape;
+    FileNotFoundError if ``source`` holds no safetensors file, FileExistsError if ``destination`` exists.
     """
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    files = tensor_files(source)
-    unknown = sorted(set(tensors) - set(files))
+    from sync.checkpoint import CheckpointDirectory
+
+    checkpoint = CheckpointDirectory(source)
+    unknown = sorted(set(tensors) - {tensor.name for tensor in checkpoint.tensors})
     if unknown:
         raise ValueError(f"not tensors of the checkpoint {source}: {', '.join(unknown)}")
     with atomic_directory(destination) as directory:
         for entry in source.iterdir():
             if entry.is_file() and entry.suffix != ".safetensors":
                 shutil.copy2(entry, directory / entry.name)
-        for name in sorted(set(files.values())):
-            with safe_open(source / name, framework="pt") as shard:
+        for file in checkpoint.files:
+            with safe_open(file, framework="pt") as shard:
                 contents = {
-                    key: _replacement(key, shard.get_tensor(key), tensors.get(key))
-                    for key, file in files.items()
-                    if file == name
+                    name: _replacement(name, shard.get_tensor(name), tensors.get(name))
+                    for name in shard.keys()  # noqa: SIM118 - the reader is no mapping
                 }
-                save_file(contents, directory / name, metadata=shard.metadata())
+                save_file(contents, directory / file.name, metadata=shard.metadata())
 
 
 def write_index(directory: Path, weight_map: Mapping[str, str], total_size_bytes: int) -> None:
-    """Writes ``model.safetensors.index.json`` as Hugging Face does."""
+    """Writes the index of a checkpoint of several files, as Hugging Face does."""
     index = {"metadata": {"total_size": total_size_bytes}, "weight_map": dict(sorted(weight_map.items()))}
-    (directory / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    (directory / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _replacement(name: str, old: torch.Tensor, new: torch.Tensor | None) -> torch.Tensor:

@@ -7,6 +7,7 @@ one, and as plain lines when the output is a file or a pipe.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,7 @@ _PHASES = ("fetch", "decode", "map", "stage")
 
 
 class DemoDisplay:
-    """Prints the life of policy versions to ``console``.
+    """Prints the life of policy versions to ``console``. Publications may come from another thread.
 
     A version's density and delta size come from ``on_published`` and are shown in the row that
     ``on_live`` prints. When one commit carries several deltas, the row shows the sum of their sizes and,
@@ -48,15 +49,21 @@ class DemoDisplay:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
+        self._lock = threading.Lock()
         self._waiting: dict[int, Mapping[str, Any]] = {}
+        self._live_version = -1
         self._rows = 0
 
     def on_published(self, event: Mapping[str, Any]) -> None:
         """Notes a published version: ``version`` (int), ``density`` (fraction), ``payload_bytes``.
 
-        An anchor has no density and no payload; it needs no call, and one does no harm.
+        An anchor has no density and no payload; it needs no call, and one does no harm. A version
+        that is live already is not noted: its row is printed, and it must not count in a later one.
         """
-        self._waiting[int(event["version"])] = event
+        version = int(event["version"])
+        with self._lock:
+            if version > self._live_version:
+                self._waiting[version] = event
 
     def on_live(self, event: Mapping[str, Any]) -> None:
         """Prints the row of a version that went live.
@@ -66,7 +73,9 @@ class DemoDisplay:
         absent is shown as ``-``.
         """
         version = int(event["version"])
-        deltas = [self._waiting.pop(known) for known in sorted(self._waiting) if known <= version]
+        with self._lock:
+            deltas = [self._waiting.pop(known) for known in sorted(self._waiting) if known <= version]
+            self._live_version = version
         phases: Mapping[str, Any] = event.get("phases_ms") or {}
         cells = [
             str(version),

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.demo.corpus import docstrings, token_windows
-from sync.checkpoint_copy import tensor_files
 
 if TYPE_CHECKING:
     import torch
@@ -75,19 +74,13 @@ class FineTuner:
 
 def _published_names(checkpoint: Path, model: Any) -> list[str]:
     """The checkpoint's own tensor names: a tied tensor is in it once, though the model knows it twice."""
-    import torch
-    from safetensors import safe_open
+    from sync.checkpoint import CheckpointDirectory
 
     state = model.state_dict()
-    names: list[str] = []
-    for name, file in tensor_files(checkpoint).items():
-        with safe_open(checkpoint / file, framework="pt") as shard:
-            dtype = shard.get_slice(name).get_dtype()
-        if dtype != "BF16":
-            raise ValueError(f"{checkpoint / file}: tensor {name}: the demo trains BF16 policies, found {dtype}")
-        if name not in state:
-            raise ValueError(f"{checkpoint / file}: tensor {name} is not in the model that transformers loaded")
-        if not state[name].dtype == torch.float32:
-            raise ValueError(f"tensor {name}: expected fp32 master weights, found {state[name].dtype}")
-        names.append(name)
-    return sorted(names)
+    tensors = CheckpointDirectory(checkpoint).tensors
+    for tensor in tensors:
+        if tensor.dtype != "BF16":
+            raise ValueError(f"{checkpoint}: tensor {tensor.name}: the demo trains BF16 policies, found {tensor.dtype}")
+        if tensor.name not in state:
+            raise ValueError(f"{checkpoint}: tensor {tensor.name} is not in the model that transformers loaded")
+    return [tensor.name for tensor in tensors]

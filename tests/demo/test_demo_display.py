@@ -61,6 +61,16 @@ def test_a_commit_of_several_deltas_shows_their_sum() -> None:
     assert rows == [["2", "<0.800", "2.00"], ["3", "0.400", "1.00"]]
 
 
+def test_a_report_that_comes_after_its_version_went_live_counts_in_no_later_row() -> None:
+    display, output = plain()
+    display.on_live({"version": 1})
+    for version in (1, 2):
+        display.on_published({"version": version, "density": 0.004, "payload_bytes": 1_000_000})
+    display.on_live({"version": 2})
+    rows = [line.split()[:3] for line in output.getvalue().splitlines()[1:]]
+    assert rows == [["1", "-", "-"], ["2", "0.400", "1.00"]]
+
+
 def test_a_failure_says_which_version_and_why_on_one_line() -> None:
     display, output = plain(width=30)
     display.on_failed({"version": 4, "error": "version 4, tensor [bold]x[/bold]: checksum mismatch, " + "x" * 60})
