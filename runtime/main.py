@@ -11,6 +11,10 @@ from sync.errors import PublicationError, StoreError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the server; returns the exit status."""
+    if "--demo" in (sys.argv[1:] if arguments is None else arguments):
+        from runtime.demo.session import quiet_engine_logs
+
+        quiet_engine_logs()  # before vLLM is imported, which reads the level once
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
     from vllm.logger import configure_logging_from_args
 

@@ -27,6 +27,8 @@ from sync.stores.base import Store
 logger = logging.getLogger("rollout.server")
 # EX_SOFTWARE: a supervisor must start the replica afresh, from the anchor.
 POISONED_EXIT_STATUS = 70
+# On a signal, running requests may finish for this long.
+SHUTDOWN_TIMEOUT_S = 10
 
 
 def serve(options: argparse.Namespace, observers: Sequence[Observer] = ()) -> int:
@@ -35,6 +37,8 @@ def serve(options: argparse.Namespace, observers: Sequence[Observer] = ()) -> in
 
     os.environ[ENABLED_VARIABLE] = "1"
     options.worker_extension_cls = "sync.worker.PolicyWorkerExtension"
+    # vLLM's own default kills its processes at once, which leaves shared-memory segments to a garbage collector.
+    options.shutdown_timeout = options.shutdown_timeout or SHUTDOWN_TIMEOUT_S
     with ExitStack() as stack:
         directory = stack.enter_context(managed_directory(options.policy_dir))
         store = open_store(options.policy_store) if options.policy_store else None
@@ -107,7 +111,9 @@ async def _serve_http(
     tasks = await async_llm.get_supported_tasks()
     app = build_app(options, tasks, async_llm.model_config)
     app.include_router(policy_router(service, AdminGuard(os.environ.get(ADMIN_KEY_VARIABLE))))
-    app.add_middleware(PolicyVersionHeader, current_version=lambda: service.version)
+    # vLLM has built its middleware stack by now; ours goes around it.
+    stack = app.middleware_stack or app.build_middleware_stack()
+    app.middleware_stack = PolicyVersionHeader(stack, lambda: service.version)
     await init_app_state(async_llm, app.state, options, tasks)
     service.start()
     logger.info("serving policy version %d on %s", service.version, address)

@@ -107,9 +107,7 @@ def start_engine(checkpoint: Path) -> Iterator[InProcessEngine]:
 def run_replica(tmp_path: Path) -> Callable[..., Any]:
     """Runs an async test body against a replica that starts at version 0, and restores its weights afterwards."""
 
-    def run(
-        engine: InProcessEngine, body: Callable[[Replica], Awaitable[Result]], store: str | None = None
-    ) -> Result:
+    def run(engine: InProcessEngine, body: Callable[[Replica], Awaitable[Result]], store: str | None = None) -> Result:
         async def session() -> Result:
             proven = await prove_engine(engine, engine.checkpoint, 0, lambda *_: None)
             memory = engine.memory()
