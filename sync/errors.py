@@ -89,6 +89,12 @@ class StoreError(Exception):
     """The store failed: transient, or for the operator (address, permission, bucket). Never names a key."""
 
 
+def printable(name: str) -> str:
+    """A published name as it may stand in a log line: control characters escaped, and not endless."""
+    shown = name if name.isprintable() else ascii(name)
+    return shown if len(shown) <= 300 else f"{shown[:300]}..."
+
+
 def _rebuild(
     rejection: Rejection, detail: str, version: int | None, file: str | None, tensor: str | None
 ) -> PublicationError:
@@ -98,7 +104,7 @@ def _rebuild(
 def _located(detail: str, *, version: int | None, file: str | None, tensor: str | None) -> str:
     place = [
         *([f"version {version}"] if version is not None else []),
-        *([f"file {file}"] if file else []),
-        *([f"tensor {tensor}"] if tensor else []),
+        *([f"file {printable(file)}"] if file else []),
+        *([f"tensor {printable(tensor)}"] if tensor else []),
     ]
     return f"{', '.join(place)}: {detail}" if place else detail

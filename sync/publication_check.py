@@ -59,9 +59,11 @@ def check_version(
     """Read everything of `version`: index, digests, headers, payloads. With the parent's tensors, apply the
     delta to them in memory and check the checksums of the new bytes, too.
 
-    Raises `PublicationError` at the first fault, `StoreError`.
+    Raises `PublicationError` at the first fault, `StoreError`, `ValueError` for a parent of an anchor.
     """
     manifest = read_manifest(store, version)
+    if parent is not None and isinstance(manifest, AnchorManifest):
+        raise ValueError(f"version {version} is an anchor and has no parent to check it against")
     decoded_bytes, verified, file_bytes = 0, 0, 0
     sizes = store.files(version)
     total_bytes = sum(sizes.get(file, 0) for file in manifest.files)

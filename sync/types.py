@@ -148,9 +148,13 @@ def parse_version_directory(name: str) -> int | None:
 def is_inside_directory(file: str) -> bool:
     """Whether a relative path with `/` between its parts stays inside the version directory.
 
-    Stricter than needed on purpose: no `..`, `.`, empty part, backslash, colon or control character at all.
+    Stricter than needed on purpose: no `..`, `.` or empty part, no backslash or colon, nothing unprintable, at
+    most 255 characters.
     """
     parts = file.split("/")
-    return all(part not in ("", ".", "..") for part in parts) and not any(
-        character in "\\:" or ord(character) < 0x20 for character in file
+    return (
+        len(file) <= 255
+        and file.isprintable()
+        and all(part not in ("", ".", "..") for part in parts)
+        and not any(character in "\\:" for character in file)
     )

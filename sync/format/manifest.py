@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from sync.errors import PublicationError, Rejection
-from sync.format.safetensors_header import DTYPE_BITS
+from sync.format.safetensors_header import DTYPE_BITS, is_shape
 from sync.format.strict_json import parse_object
 from sync.stores.base import Store
 from sync.types import (
@@ -94,7 +94,8 @@ def manifest_text(manifest: Manifest, *, total_size_bytes: int) -> bytes:
 
 
 def _parse(index: Mapping[str, Any], version: int) -> Manifest:
-    metadata = index.get("metadata", {})
+    # Required of an anchor, too: a delta whose metadata is lost must not pass for one.
+    metadata = index.get("metadata")
     if not isinstance(metadata, dict):
         raise ValueError("metadata must be an object")
     weight_map = _string_map(index.get("weight_map"), "weight_map")
@@ -108,8 +109,8 @@ def _parse(index: Mapping[str, Any], version: int) -> Manifest:
     digests = _payload_digests(metadata, set(weight_map.values()))
     if "delta_encoding" in metadata:
         return _delta(metadata, version, weight_map, digests)
-    if "base_version" in metadata:
-        raise ValueError("base_version without delta_encoding: neither a delta nor an anchor")
+    if "base_version" in metadata or "compression_format" in metadata:
+        raise ValueError("no delta_encoding, but other keys of a delta: neither a delta nor an anchor")
     if not weight_map:
         raise ValueError("an anchor with an empty weight_map has no weights")
     if "version" in metadata:
@@ -237,7 +238,7 @@ def _dtype(value: Any) -> str:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(isinstance(size, int) and 0 <= size < 1 << 63 for size in value):
+    if not is_shape(value):
         raise ValueError(f"a shape is a list of integers >= 0, found {str(value)[:40]}")
     return tuple(value)
 

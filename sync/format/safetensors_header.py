@@ -17,6 +17,8 @@ from sync.format.strict_json import parse_object
 
 HEADER_LIMIT_BYTES = 100_000_000
 LENGTH_PREFIX_BYTES = 8
+RANK_LIMIT = 64
+"""Most dimensions of a tensor: what numpy and torch can hold."""
 
 DTYPE_BITS: Mapping[str, int] = {
     **dict.fromkeys(("F4",), 4),
@@ -110,8 +112,8 @@ def _entry(name: str, description: Any, data_start: int) -> TensorEntry:
     dtype, shape, offsets = description["dtype"], description["shape"], description["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise bad(f"unknown dtype {dtype!r}")
-    if not _is_list_of_sizes(shape):
-        raise bad("shape must be a list of integers >= 0")
+    if not is_shape(shape):
+        raise bad(f"shape must be a list of at most {RANK_LIMIT} integers >= 0")
     if not _is_list_of_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise PublicationError(
             Rejection.BAD_OFFSETS,
@@ -122,10 +124,15 @@ def _entry(name: str, description: Any, data_start: int) -> TensorEntry:
     if bits % 8 or bits // 8 != offsets[1] - offsets[0]:
         raise PublicationError(
             Rejection.BAD_OFFSETS,
-            f"{dtype} of shape {shape} needs {bits / 8:g} bytes, the offsets hold {offsets[1] - offsets[0]}",
+            f"{dtype} of shape {shape} needs {bits} bits, the offsets hold {offsets[1] - offsets[0]} bytes",
             tensor=name,
         )
     return TensorEntry(name, dtype, tuple(shape), data_start + offsets[0], data_start + offsets[1])
+
+
+def is_shape(value: Any) -> bool:
+    """Whether parsed JSON is a shape: a list of at most `RANK_LIMIT` sizes."""
+    return _is_list_of_sizes(value) and len(value) <= RANK_LIMIT
 
 
 def _is_list_of_sizes(value: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sync.checksums import payload_digest
-from sync.errors import PublicationError, Rejection
+from sync.errors import PublicationError, Rejection, printable
 from sync.format.safetensors_header import (
     LENGTH_PREFIX_BYTES,
     Header,
@@ -225,4 +225,4 @@ def _well_formed(tensor: str, text: str, checksum_format: ChecksumFormat) -> str
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return ", ".join(map(printable, names[:5])) + (", ..." if len(names) > 5 else "")

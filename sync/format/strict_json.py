@@ -7,6 +7,7 @@ serve different weights under one version.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 
@@ -24,9 +25,8 @@ def parse_object(text: bytes) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(pairs)
     if len(unique) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in unique if keys.count(key) > 1)
-        raise ValueError(f"key {twice!r} appears more than once")
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"key {ascii(twice)[:80]} appears more than once")
     return unique
 
 

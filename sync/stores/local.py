@@ -1,7 +1,7 @@
 """A policy store in a local (or mounted) directory.
 
-Writes are temporary file, fsync, rename. The pointer is guarded by a lock on the store's directory, so that
-two publishers on one machine cannot move it back.
+Writes are temporary file, fsync, rename. Pointer and new indexes are written under a file lock, so that of two
+publishers none moves the pointer back or replaces the other's index.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from pathlib import Path, PurePosixPath
 from sync.errors import StoreError
 from sync.stores.base import POINTER_LIMIT_BYTES, RANGE_THREADS, parse_pointer, read_ranges
 from sync.types import INDEX_FILE, POINTER_FILE, parse_version_directory, version_directory
+
+LOCK_FILE = ".lock"
 
 
 class LocalStore:
@@ -91,7 +93,7 @@ class LocalStore:
         path = self._path(version, file)
         with _as_store_error(self.url):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(path.parent):
+            with self._locked():
                 if path.exists():
                     return False
                 _replace(path, data)
@@ -100,7 +102,7 @@ class LocalStore:
     def publish(self, version: int) -> int:
         with _as_store_error(self.url):
             self._root.mkdir(parents=True, exist_ok=True)
-            with _locked(self._root):
+            with self._locked():
                 text = self._read(self._root / POINTER_FILE, POINTER_LIMIT_BYTES)
                 current = None if text is None else parse_pointer(text, self.url)
                 if current is not None and current >= version:
@@ -110,6 +112,13 @@ class LocalStore:
 
     def close(self) -> None:
         self._threads.shutdown()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        # A file of its own, opened for writing: NFS locks nothing less.
+        with open(self._root / LOCK_FILE, "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def _path(self, version: int, file: str) -> Path:
         return self._root / version_directory(version) / PurePosixPath(file)
@@ -129,16 +138,6 @@ def _as_store_error(url: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"policy store {url}: {error}") from error
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)  # releases the lock, too
 
 
 @contextlib.contextmanager

@@ -124,6 +124,7 @@ def test_bad_metadata_is_rejected_by_name(changed, rejection, told):
         b'{"metadata": {}, "weight_map": {}}',
         b'{"metadata": {}, "weight_map": {"a": 1}}',
         b'{"metadata": {}}',
+        b'{"netadata": {}, "weight_map": {"a": "x"}}',
         b'{"metadata": {}, "weight_map": {"a": "x", "a": "y"}}',
     ],
 )
@@ -132,7 +133,20 @@ def test_text_that_is_no_index_is_rejected(text):
 
 
 @pytest.mark.parametrize(
-    "file", ["../weight_v000006/x", "/etc/passwd", "a/../../x", "", ".", "a//b", "a\\..\\b", "a\nb", "c:x"]
+    "file",
+    [
+        "../weight_v000006/x",
+        "/etc/passwd",
+        "a/../../x",
+        "",
+        ".",
+        "a//b",
+        "a\\..\\b",
+        "a\nb",
+        "c:x",
+        "\ud800",
+        "x" * 300,
+    ],
 )
 def test_path_that_leaves_the_directory_is_rejected_with_its_tensor(file):
     index = index_of()

@@ -134,6 +134,14 @@ def test_truncated_file_is_rejected(place, kept_bytes):
         ),
         (edited(__metadata__={"a.weight": 5}), Rejection.BAD_HEADER),
         (
+            edited(**{"a.weight": {"dtype": "U8", "shape": [1] * 65, "data_offsets": [0, 1]}}),
+            Rejection.BAD_HEADER,
+        ),
+        (
+            edited(**{"a.weight": {"dtype": "U8", "shape": [1 << 62] * 64, "data_offsets": [0, 1]}}),
+            Rejection.BAD_OFFSETS,
+        ),
+        (
             edited(**{"a.weight": {"dtype": "U8", "shape": [3], "data_offsets": [3, 0]}}),
             Rejection.BAD_OFFSETS,
         ),
@@ -181,6 +189,15 @@ def test_delta_tensor_that_is_not_one_row_of_bytes_is_rejected(local_place, dtyp
     error = rejection_of(local_place, content)
     assert error.rejection is Rejection.NOT_A_PAYLOAD
     assert error.tensor == "a.weight"
+
+
+def test_names_of_tensors_cannot_forge_log_lines(local_place):
+    name = "a\nERROR: all is lost\ud800" + "x" * 1000
+    content = payload_file({**dict.fromkeys(CHANGES, b"x"), name: b"x"}, dict.fromkeys(CHANGES, "0" * 32))
+    told = str(rejection_of(local_place, content))
+    assert "a\\nERROR" in told
+    assert told.isprintable()
+    assert len(told) < 600
 
 
 @given(st.data())

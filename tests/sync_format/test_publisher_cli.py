@@ -132,6 +132,7 @@ def test_bad_input_is_one_line_and_nothing_is_published(tmp_path, checkpoints, c
     assert "unknown policy store scheme" in failure(capsys, "show", "ftp://x/y")
     run(capsys, "anchor", url, checkpoints[0])
     assert "are not the ones published" in failure(capsys, "delta", url, checkpoints[1], checkpoints[2])
+    assert "is an anchor" in failure(capsys, "verify", url, "0", "--parent", checkpoints[0])
     assert "no index" in failure(capsys, "verify", url, "5")
     assert json.loads(run(capsys, "show", url, "--json")[1])[-1]["version"] == 0
 
@@ -161,7 +162,7 @@ def test_ctrl_c_ends_cleanly_and_leaves_no_version(tmp_path):
     big = tmp_path / "big"
     big.mkdir()
     rng = np.random.default_rng(0)
-    weights = {f"t{number}": rng.standard_normal(1_000_000) for number in range(40)}
+    weights = {f"t{number}": rng.standard_normal(12_500) for number in range(800)}
     save_file(weights, big / "model.safetensors")
     store = tmp_path / "store"
     command = [sys.executable, "-m", "sync.publish_cli", "anchor", str(store), str(big), "--shard-mib", "1"]

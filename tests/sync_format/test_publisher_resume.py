@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from format_writer import anchor_files, delta_files
+from format_writer import anchor_files, delta_files, safetensors_file
 from safetensors.numpy import save_file
 
 from sync.errors import PublicationError, Rejection
@@ -153,6 +153,28 @@ def test_anchor_from_a_directory_is_a_whole_checkpoint(place, tmp_path):
         "v": ("F64", (3,), np.ones(3).tobytes()),
     }
     assert all(tensor.checksum is not None for tensor in shard)
+
+
+@pytest.mark.parametrize("dtype", ["F4", "F8_E4M3", "F8_E5M2", "F8_E8M0", "BF16", "BOOL", "U64", "C64"])
+def test_directory_of_any_dtype_is_published_bit_for_bit(local_place, tmp_path, dtype):
+    """Through the directory, since numpy itself does not know most of these."""
+    bits = {"F4": 4, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "BF16": 16, "BOOL": 8, "U64": 64, "C64": 64}[dtype]
+    body = bytes([0, 1] * 32)
+    shape = [2, len(body) * 8 // bits // 2]
+    for step in (0, 1):
+        data = bytes([step]) + body[1:]
+        header = {"w": {"dtype": dtype, "shape": shape, "data_offsets": [0, len(body)]}}
+        (tmp_path / f"step-{step}").mkdir()
+        (tmp_path / f"step-{step}" / "model.safetensors").write_bytes(safetensors_file(header, data))
+    publisher = Publisher(local_place.store)
+    publisher.publish_anchor(tmp_path / "step-0")
+    manifest = read_manifest(local_place.store, 0)
+    (tensor,) = fetch_anchor_shard(local_place.store, manifest, manifest.files[0])
+    assert (tensor.name, tensor.dtype, tensor.shape, bytes(tensor.data)) == ("w", dtype, tuple(shape), body)
+    published = publisher.publish_delta(tmp_path / "step-1")
+    assert published.changed_elements == 1
+    assert published.total_elements == len(body) // max(1, bits // 8)
+    assert read_manifest(local_place.store, 1).shapes == {"w": tuple(shape)}
 
 
 def test_anchor_splits_by_size_and_transformers_index_keys_are_there(local_place):
