@@ -9,6 +9,7 @@ from typing import Any
 
 from bench_agentx import loopback
 from bench_agentx.child_server import child_server, free_port
+from bench_agentx.prefix_cache import EndlessPrefixCache
 from bench_agentx.progress import Display
 from bench_agentx.run import measure
 from bench_agentx.workload import Options, load_workload
@@ -36,7 +37,8 @@ async def check_client(streams: int, duration_s: float, display: Display) -> dic
                 duration_s=duration_s,
                 extra_body='{"max_tokens": 100}',
             )
-            run = await measure(options, await load_workload(options), streams, "overhead", display)
+            workload = await load_workload(options)
+            run = await measure(options, workload, streams, "overhead", display, EndlessPrefixCache())
     return {
         "streams": streams,
         "served_time_to_first_token_ms": TTFT_S * 1000,

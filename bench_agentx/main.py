@@ -14,6 +14,7 @@ from rich.console import Console
 
 from bench_agentx import offload, options, tables
 from bench_agentx.client_check import check_client
+from bench_agentx.prefix_cache import EndlessPrefixCache
 from bench_agentx.progress import Display
 from bench_agentx.report import write_report
 from bench_agentx.rows import read_rows
@@ -54,8 +55,9 @@ def _measure_levels(parsed: argparse.Namespace) -> int:
     async def run_levels() -> list[Run]:
         workload = await load_workload(chosen)
         runs: list[Run] = []
+        cache = EndlessPrefixCache()
         for concurrency in parsed.concurrency:
-            runs.append(await measure(chosen, workload, concurrency, parsed.series, display))
+            runs.append(await measure(chosen, workload, concurrency, parsed.series, display, cache))
             write_run(parsed.out, runs[-1])
             if not runs[-1].completed:
                 break

@@ -13,6 +13,7 @@ from typing import Any
 from rich.table import Table
 
 from bench_agentx.child_server import child_server, free_port
+from bench_agentx.prefix_cache import EndlessPrefixCache
 from bench_agentx.progress import Display
 from bench_agentx.run import Run, measure
 from bench_agentx.workload import Options, load_workload
@@ -46,12 +47,13 @@ async def measure_offload(
         port = free_port()
         command = plan.command(tier, port)
         display.console.print(f"starting {shlex.join(command)}")
+        cache = EndlessPrefixCache()
         async with child_server(command, port, out / f"{series}.log", plan.ready_timeout_s) as url:
             for concurrency in plan.concurrencies:
                 for repeat in range(plan.repeats):
                     seeded = dataclasses.replace(options, url=url, seed=options.seed + repeat)
                     workload = await load_workload(seeded)
-                    run = await measure(seeded, workload, concurrency, f"{series}-r{repeat}", display)
+                    run = await measure(seeded, workload, concurrency, f"{series}-r{repeat}", display, cache)
                     runs.append(run)
                     keep(run)
                     if not run.completed:

@@ -26,8 +26,8 @@ _Words = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``token_ids``: int64 [tokens]. ``edges``: int64, rising, positions at which prefixes may be shared: the
-    end of each block, of the prefix, and of the prompt."""
+    """``token_ids``: int64 [tokens]. ``edges``: int64, rising, positions at which prefixes may stop being shared:
+    the end of each block, of the prefix, of the marker, and of the prompt."""
 
     token_ids: Tokens
     edges: Tokens
@@ -117,9 +117,9 @@ def _block_edges(session: Session, turn: Turn) -> Tokens:
 
 def _edges(session: Session, turn: Turn) -> Tokens:
     markers = [marker_start(agent) for agent in session.agents()]
-    inside = [start for start in markers if 0 < start < turn.input_tokens]
-    ends = np.concatenate((_block_edges(session, turn), np.array([*inside, turn.input_tokens], dtype=np.int64)))
-    return np.unique(ends)
+    ends = [*markers, *(start + MARKER_TOKENS for start in markers), turn.input_tokens]
+    edges = np.unique(np.concatenate((_block_edges(session, turn), np.array(ends, dtype=np.int64))))
+    return edges[(edges > 0) & (edges <= turn.input_tokens)]
 
 
 def _segments(agent: Agent, turn_index: int) -> Iterator[tuple[Role, int]]:

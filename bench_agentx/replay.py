@@ -85,9 +85,19 @@ class _Tree:
 
 
 class Replay:
-    """One run. ``run`` once; ``rows`` and the counters are there afterwards, whatever ended it."""
+    """One run: call ``run`` once; ``rows`` and ``counters`` are there afterwards, whatever ended it.
 
-    def __init__(self, rules: Rules, sessions: Sequence[Session], client: Client, prompts: PromptBuilder) -> None:
+    ``cache`` has what this server has seen already.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        sessions: Sequence[Session],
+        client: Client,
+        prompts: PromptBuilder,
+        cache: EndlessPrefixCache,
+    ) -> None:
         self.rules = rules
         self.progress = Progress()
         self.rows: list[Row] = []
@@ -95,7 +105,7 @@ class Replay:
         self.ended_by = ""
         self._client = client
         self._prompts = prompts
-        self._cache = EndlessPrefixCache()
+        self._cache = cache
         self._plays = itertools.islice(endless_plays(sessions, rules.order, rules.seed), rules.max_sessions or None)
         self.measuring = asyncio.Event()
         self._stop = asyncio.Event()

@@ -18,6 +18,7 @@ from bench_agentx.client import Client
 from bench_agentx.metrics import cache_metrics, request_metrics
 from bench_agentx.overhead import OverheadMonitor
 from bench_agentx.policy import PolicyUpdater, policy_summary
+from bench_agentx.prefix_cache import EndlessPrefixCache
 from bench_agentx.progress import Display
 from bench_agentx.prompts import PromptBuilder
 from bench_agentx.replay import Replay, Rules
@@ -39,10 +40,18 @@ class Run:
         return self.summary["ended_by"] in ("duration", "sessions")
 
 
-async def measure(options: Options, workload: Workload, concurrency: int, series: str, display: Display) -> Run:
+async def measure(
+    options: Options,
+    workload: Workload,
+    concurrency: int,
+    series: str,
+    display: Display,
+    cache: EndlessPrefixCache,
+) -> Run:
     """Replay at one concurrency. Whatever the server does, the run ends and is reported.
 
     ``series`` names what is measured (a server, a setting): runs of one series are one line of a plot.
+    ``cache`` is kept for all runs against one server: what an earlier one left there is not news.
     """
     label = f"{series}-c{concurrency}"
     rules = Rules(
@@ -59,7 +68,7 @@ async def measure(options: Options, workload: Workload, concurrency: int, series
     overhead = OverheadMonitor()
     started_at = time.time()
     async with Client(workload.endpoint, options.stall_timeout_s) as client:
-        replay = Replay(rules, workload.sessions, client, prompts)
+        replay = Replay(rules, workload.sessions, client, prompts, cache)
         updater = PolicyUpdater(client, replay, options.policy_sync_url, options.policy_sync_every_s)
         with _stopped_by_ctrl_c(replay), display.showing(replay, label):
             updating = asyncio.create_task(updater.run())

@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 KV_BLOCK_TOKENS = 4
 
@@ -39,6 +40,7 @@ class Stub:
     max_model_len: int | None = 1 << 20
     fail: Callable[[int, web.Request], Awaitable[web.StreamResponse | None]] | None = None
     version: int | None = None
+    remembers: bool = True
     seen: list[Seen] = field(default_factory=list)
     syncs: list[Any] = field(default_factory=list)
     open_streams: int = 0
@@ -68,15 +70,11 @@ class Stub:
         return web.json_response({"data": [{"id": "stub", "max_model_len": self.max_model_len}]})
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        lines = [
-            "# TYPE vllm:prefix_cache_queries counter",
-            f'vllm:prefix_cache_queries_total{{engine="0"}} {self.queries}',
-            "# TYPE vllm:prefix_cache_hits counter",
-            f'vllm:prefix_cache_hits_total{{engine="0"}} {self.hits}',
-            "# TYPE vllm:external_prefix_cache_hits counter",
-            'vllm:external_prefix_cache_hits_total{engine="0"} 0',
-        ]
-        return web.Response(text="\n".join(lines) + "\n")
+        registry = CollectorRegistry()
+        values = {"prefix_cache_queries": self.queries, "prefix_cache_hits": self.hits, "external_prefix_cache_hits": 0}
+        for name, value in values.items():
+            Counter(f"vllm:{name}", name, ["engine"], registry=registry).labels("0").inc(value)
+        return web.Response(body=generate_latest(registry))
 
     async def _sync(self, request: web.Request) -> web.Response:
         self.syncs.append(await request.json())
@@ -132,7 +130,8 @@ class Stub:
             prefix = tuple(prompt[:end])
             hitting = hitting and prefix in self._blocks
             self.hits += KV_BLOCK_TOKENS if hitting else 0
-            self._blocks.add(prefix)
+            if self.remembers:
+                self._blocks.add(prefix)
 
 
 @asynccontextmanager
