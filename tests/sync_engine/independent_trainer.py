@@ -58,7 +58,7 @@ def write_anchor(store: Path, version: int, directory: Path, weights: Weights) -
             (target / file.name).write_bytes(file.read_bytes())
     tensors = {name: (entries[name]["dtype"], entries[name]["shape"], weights[name].tobytes()) for name in weights}
     (target / "model-00001-of-00001.safetensors").write_bytes(safetensors_bytes(tensors, {"format": "pt"}))
-    index = {"metadata": {}, "weight_map": {name: "model-00001-of-00001.safetensors" for name in weights}}
+    index = {"metadata": {}, "weight_map": dict.fromkeys(weights, "model-00001-of-00001.safetensors")}
     (target / "model.safetensors.index.json").write_text(json.dumps(index))
     (store / "latest").write_text(f"weight_v{version:06d}")
 

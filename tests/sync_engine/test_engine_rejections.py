@@ -1,4 +1,4 @@
-"""What is refused: a clear error, the old version served, not one byte of engine memory changed, the next good one goes."""
+"""What is refused: a clear error, the old version served, no byte of engine memory changed, the next good one goes."""
 
 from __future__ import annotations
 

@@ -6,10 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from independent_trainer import train_step, write_anchor, write_delta
-
-from sync.coordinator import SyncState
-from sync.errors import PublicationError, Rejection
+from independent_trainer import train_step, write_delta
 
 pytestmark = pytest.mark.engine
 

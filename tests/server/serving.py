@@ -1,0 +1,136 @@
+"""`rollout-serve` as its users start it: a child process, its HTTP port, its log, its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+START_TIMEOUT_S = 240.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Server:
+    """A running `rollout-serve` child."""
+
+    def __init__(self, command: list[str], port: int, log: Path, environment: dict[str, str]) -> None:
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = log
+        self._sink = log.open("wb")
+        self.child = subprocess.Popen(
+            command,
+            stdout=self._sink,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            start_new_session=True,
+            cwd=ROOT,
+        )
+
+    def get(self, path: str) -> dict[str, Any]:
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=30) as response:
+            return json.load(response)
+
+    def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
+        request = urllib.request.Request(
+            f"{self.url}{path}",
+            json.dumps(body).encode(),
+            {"content-type": "application/json", **(headers or {})},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=120) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float = START_TIMEOUT_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            assert self.child.poll() is None, f"the server ended with {self.child.returncode}:\n{self.tail()}"
+            try:
+                if condition():
+                    return
+            except (OSError, ValueError):
+                pass  # not listening yet, or 503
+            assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}\n{self.tail()}"
+            time.sleep(0.1)
+
+    def wait_ready(self) -> None:
+        self.wait_until(lambda: self.get("/ready")["ready"], "ready")
+
+    def wait_version(self, version: int) -> None:
+        self.wait_until(lambda: self.get("/policy")["version"] >= version, f"version {version}")
+
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-6000:]
+
+    def processes(self) -> list[psutil.Process]:
+        """The server and everything it started."""
+        try:
+            parent = psutil.Process(self.child.pid)
+            return [parent, *parent.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def interrupt(self, timeout_s: float = 60.0) -> int:
+        """Ctrl-C; returns the exit status."""
+        self.child.send_signal(signal.SIGINT)
+        return self.child.wait(timeout_s)
+
+    def close(self) -> None:
+        for process in reversed(self.processes()):
+            process.kill()
+        self.child.wait()
+        self._sink.close()
+
+
+@contextmanager
+def running_server(directory: Path, *arguments: str, environment: dict[str, str] | None = None) -> Iterator[Server]:
+    port = free_port()
+    command = [sys.executable, "-m", "runtime.main", *arguments, "--port", str(port)]
+    server = Server(command, port, directory / f"server-{port}.log", {**SMALL, **(environment or {})})
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+SMALL = {"VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONUNBUFFERED": "1"}
+SMALL_ARGUMENTS = ("--enforce-eager", "--max-model-len", "512", "--host", "127.0.0.1", "--follow-interval", "0.1")
+
+
+@contextmanager
+def demo_trainer(
+    store: str, model: Path, versions: int, log: Path, *arguments: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The real demo trainer as a child."""
+    command = [
+        *(sys.executable, "-m", "runtime.demo.trainer", "--store", store, "--model", str(model)),
+        *("--versions", str(versions), *arguments),
+    ]
+    with log.open("wb") as sink:
+        child = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, cwd=ROOT)
+        try:
+            yield child
+        finally:
+            child.kill()
+            child.wait()

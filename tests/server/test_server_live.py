@@ -1,0 +1,152 @@
+"""The server under traffic while a real trainer publishes: SmolLM2, the openai SDK, local directory and real S3."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from seaweed import BUCKET
+from serving import SMALL_ARGUMENTS, Server, demo_trainer, running_server
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+MODEL = "policy"
+VERSIONS = 3
+
+
+@pytest.fixture(scope="module", params=["local", "s3"])
+def live(
+    request: pytest.FixtureRequest, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Server, str, dict[str, str]]]:
+    """A server at version 0 of the demo model, following an empty store of each kind."""
+    directory = tmp_path_factory.mktemp("live")
+    if request.param == "s3":
+        environment: dict[str, str] = request.getfixturevalue("s3_server")
+        store = f"s3://{BUCKET}/live-{time.time_ns()}"
+    else:
+        environment, store = {}, str(directory / "store")
+    arguments = (str(demo_model), "--policy-store", store, "--served-model-name", MODEL, *SMALL_ARGUMENTS)
+    with running_server(directory, *arguments, environment=environment) as server:
+        server.wait_ready()
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            yield server, store, environment
+
+
+class Stream:
+    """One streaming request: when its tokens came and how it ended."""
+
+    def __init__(self) -> None:
+        self.arrivals: list[float] = []
+        self.started_on: int | None = None
+        self.finish_reason: str | None = None
+
+    @property
+    def longest_gap_ms(self) -> float:
+        return max(after - before for before, after in zip(self.arrivals, self.arrivals[1:], strict=False)) * 1e3
+
+
+async def stream_completion(client: openai.AsyncOpenAI, tokens: int) -> Stream:
+    stream = Stream()
+    response = await client.completions.with_raw_response.create(
+        model=MODEL, prompt="Once upon a time", max_tokens=tokens, stream=True, extra_body={"ignore_eos": True}
+    )
+    stream.started_on = int(response.headers["x-policy-version"])
+    async for chunk in response.parse():
+        stream.arrivals.append(time.monotonic())
+        stream.finish_reason = chunk.choices[0].finish_reason or stream.finish_reason
+    return stream
+
+
+def test_versions_go_live_under_streams_and_an_openai_script_works(
+    live: tuple[Server, str, dict[str, str]], demo_model: Path, tmp_path: Path
+) -> None:
+    server, store, _ = live
+    start = server.get("/policy")["version"]
+    pauses: list[float] = []
+
+    async def traffic() -> list[Stream]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+            running = [asyncio.create_task(stream_completion(client, 300)) for _ in range(2)]
+            finished: list[Stream] = []
+            while server.get("/policy")["version"] < start + VERSIONS:
+                chat = await client.chat.completions.with_raw_response.create(
+                    model=MODEL, messages=[{"role": "user", "content": "Name a colour."}], max_tokens=4
+                )
+                assert chat.parse().choices[0].message.content
+                assert int(chat.headers["x-policy-version"]) >= start
+                completion = await client.completions.create(model=MODEL, prompt="The sun is", max_tokens=4)
+                assert completion.choices[0].finish_reason == "length"
+                report = server.get("/policy")["last_sync"]
+                if report and report["timings_ms"]["pause_ms"] not in pauses:
+                    pauses.append(report["timings_ms"]["pause_ms"])
+                for task in [task for task in running if task.done()]:
+                    running.remove(task)
+                    finished.append(task.result())
+                    running.append(asyncio.create_task(stream_completion(client, 300)))
+            return finished + list(await asyncio.gather(*running))
+
+    with demo_trainer(store, demo_model, VERSIONS, tmp_path / "trainer.log", "--interval-s", "1"):
+        streams = asyncio.run(asyncio.wait_for(traffic(), 300))
+    assert all(stream.finish_reason == "length" for stream in streams)
+    assert all(len(stream.arrivals) == 300 for stream in streams)
+    assert min(stream.started_on for stream in streams if stream.started_on is not None) == start
+    assert pauses, "no sync was seen"
+    policy = server.get("/policy")
+    assert policy["state"] == "idle"
+    assert policy["ledger"]["size_bytes"] == policy["last_sync"]["total_elements"] * 2
+
+
+def test_the_same_greedy_prompt_never_meets_the_kv_of_an_older_version(
+    live: tuple[Server, str, dict[str, str]],
+) -> None:
+    """A prefix that was cached under an older version is not hit: vLLM counts the cached tokens of a request."""
+    server, _, _ = live
+    prompt = "word " * 300
+
+    def cached_tokens() -> int:
+        status, answer = server.post(
+            "/v1/completions", {"model": MODEL, "prompt": prompt, "max_tokens": 1, "temperature": 0}
+        )
+        assert status == 200, answer
+        return prefix_hits(server)
+
+    first = cached_tokens()
+    assert cached_tokens() > first, "within one version the prefix is reused"
+
+
+def prefix_hits(server: Server) -> int:
+    import urllib.request
+
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=30) as response:
+        text = response.read().decode()
+    lines = [line for line in text.splitlines() if line.startswith("vllm:prefix_cache_hits_total")]
+    return int(float(lines[0].rsplit(" ", 1)[1]))
+
+
+def test_policy_metrics_are_served(live: tuple[Server, str, dict[str, str]]) -> None:
+    import urllib.request
+
+    server, _, _ = live
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=30) as response:
+        text = response.read().decode()
+    version = server.get("/policy")["version"]
+    assert f"rollout_policy_version {float(version)}" in text
+    for phase in ("fetch", "decode", "map", "stage", "pause", "commit", "live"):
+        assert f'rollout_sync_phase_seconds_count{{phase="{phase}"}}' in text
+
+
+def test_health_and_models_answer_with_the_version(live: tuple[Server, str, dict[str, str]]) -> None:
+    import urllib.request
+
+    server, _, _ = live
+    version = str(server.get("/policy")["version"])
+    for path in ("/health", "/v1/models"):
+        with urllib.request.urlopen(f"{server.url}{path}", timeout=30) as response:
+            assert response.status == 200
+            assert response.headers["x-policy-version"] == version
