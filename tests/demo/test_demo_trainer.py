@@ -237,8 +237,8 @@ def test_a_store_whose_latest_version_is_not_the_model_is_refused_and_left_alone
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished_run.store.rglob("*")}
     code, events, err = finish(start("--versions", "1", store=finished_run.store))
-    assert code == 1
-    assert "version 3" in err
+    assert code == 1, err
+    assert "version 3" in err, err
     assert "Traceback" not in err
     assert events[-1]["event"] == "failed"
     assert events[-1]["error"] in err
@@ -261,7 +261,7 @@ def test_a_trainer_goes_on_from_a_kept_checkpoint_of_the_latest_version(
 def test_a_directory_without_a_checkpoint_is_refused(start: Start, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     code, _, err = finish(start(model=tmp_path / "empty"))
-    assert code == 1
+    assert code == 1, err
     assert "error: " in err
     assert str(tmp_path / "empty") in err
     assert "Traceback" not in err
