@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterable
 from contextvars import ContextVar
 
-from runtime.namespace import namespace_salt
+from kvtier.namespace import namespace_salt
 
 
 class PolicyStamp:

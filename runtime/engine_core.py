@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from runtime.namespace import move_salt
+from kvtier.namespace import move_salt
 
 
 def rollout_enter_policy(core: Any, version: int) -> list[str]:
