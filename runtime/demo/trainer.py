@@ -225,7 +225,11 @@ def _parser() -> argparse.ArgumentParser:
         help="AdamW's (default: %(default)s)",
     )
     parser.add_argument(
-        "--steps-per-version", type=_positive_int, default=2, metavar="N", help="(default: %(default)s)"
+        "--steps-per-version",
+        type=_positive_int,
+        default=2,
+        metavar="N",
+        help="optimizer steps from one version to the next (default: %(default)s)",
     )
     parser.add_argument(
         "--versions",
