@@ -15,7 +15,7 @@ import safetensors
 
 from sync.checksums import checksum, payload_digest
 from sync.delta_encoding import EncodedTensor, encode_tensor
-from sync.errors import PublicationError, Rejection
+from sync.errors import PublicationError, Rejection, StoreError
 from sync.format.manifest import manifest_text
 from sync.named_tensors import DTYPE_NAMES, NamedTensor
 from sync.parallel import byte_progress, run_parallel
@@ -159,14 +159,41 @@ def write_delta(
     return published, tuple(encoded)
 
 
+def newest_version(store: Store) -> int | None:
+    """The highest complete version; None in an empty store.
+
+    Higher than the pointer's if a publisher died between index and pointer: readers may have that version.
+    """
+    complete = store.versions()
+    latest = store.latest()
+    return max([*complete, *([] if latest is None else [latest])], default=None)
+
+
 def require_unpublished(store: Store, version: int) -> None:
     """Raises `PublicationError` (ALREADY_PUBLISHED) unless `version` is newer than all that readers may have."""
-    latest = store.latest()
-    if (latest is not None and latest >= version) or store.size(version, INDEX_FILE) is not None:
+    newest = newest_version(store)
+    if newest is not None and newest >= version:
         raise PublicationError(
             Rejection.ALREADY_PUBLISHED,
-            f"the store {store.url} is at version {latest} already: another publisher wrote to it, or this one "
-            "must resume from there",
+            f"the store {store.url} is at version {newest} already: resume from there, or publish an anchor",
+            version=version,
+        )
+
+
+def move_pointer(store: Store, version: int) -> None:
+    """Move the pointer to `version`, which is complete. Raises `StoreError`, or `PublicationError`
+    (ALREADY_PUBLISHED) if it names a higher version; `version` stays published either way.
+    """
+    try:
+        pointed = store.publish(version)
+    except StoreError as error:
+        raise StoreError(
+            f"version {version} is complete, but the pointer was not moved; the next version moves it: {error}"
+        ) from error
+    if pointed != version:
+        raise PublicationError(
+            Rejection.ALREADY_PUBLISHED,
+            f"the pointer of {store.url} names version {pointed}: another publisher is at work there",
             version=version,
         )
 

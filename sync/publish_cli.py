@@ -18,7 +18,7 @@ from sync.errors import PublicationError, Rejection, StoreError
 from sync.format import read_manifest
 from sync.named_tensors import named_tensors
 from sync.parent_check import require_parent
-from sync.publication import Published, PublishOptions, write_anchor, write_delta
+from sync.publication import Published, PublishOptions, move_pointer, newest_version, write_anchor, write_delta
 from sync.publication_check import check_version
 from sync.stores import Store, open_store
 from sync.types import ChecksumFormat, DeltaEncoding
@@ -64,19 +64,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _anchor(store: Store, arguments: argparse.Namespace) -> None:
-    latest = store.latest()
+    newest = newest_version(store)
     version = arguments.version
     if version is None:
-        version = 0 if latest is None else latest + 1
+        version = 0 if newest is None else newest + 1
     directory = Path(arguments.checkpoint)
     tensors = named_tensors(directory)
     published = write_anchor(store, tensors, version, _options(arguments), beside=directory)
-    store.publish(version)
+    move_pointer(store, version)
     _print_published(published, arguments)
 
 
 def _delta(store: Store, arguments: argparse.Namespace) -> None:
-    base_version = store.latest() or 0
+    base_version = newest_version(store) or 0
     parent, new = named_tensors(arguments.parent), named_tensors(arguments.new)
     checked = require_parent(parent, store, base_version, threads=arguments.threads)
     if checked < len(parent):
@@ -86,7 +86,7 @@ def _delta(store: Store, arguments: argparse.Namespace) -> None:
             file=sys.stderr,
         )
     published, _ = write_delta(store, parent, new, base_version + 1, base_version, _options(arguments))
-    store.publish(published.version)
+    move_pointer(store, published.version)
     _print_published(published, arguments)
 
 

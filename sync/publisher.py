@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sync.errors import PublicationError, Rejection, StoreError
 from sync.named_tensors import NamedTensor, named_tensors
 from sync.parent_check import require_parent
-from sync.publication import Published, PublishOptions, write_anchor, write_delta
+from sync.publication import Published, PublishOptions, move_pointer, newest_version, write_anchor, write_delta
 from sync.stores import Store, open_store
 from sync.types import ChecksumFormat, DeltaEncoding
 
@@ -56,14 +55,7 @@ class Publisher:
     ) -> None:
         """See `sync.publication.PublishOptions` for the options. Raises `ValueError` for a bad one."""
         self.store = open_store(store) if isinstance(store, str) else store
-        self._options = PublishOptions(
-            encoding,
-            checksum_format,
-            level,
-            shard_bytes,
-            threads,
-            progress,
-        )
+        self._options = PublishOptions(encoding, checksum_format, level, shard_bytes, threads, progress)
         self._parent: dict[str, NamedTensor] | None = None
         self._version: int | None = None
 
@@ -81,11 +73,12 @@ class Publisher:
         directory = Path(tensors) if isinstance(tensors, str | os.PathLike) else None
         new = named_tensors(tensors)
         if version is None:
-            latest = self.store.latest()
-            version = 0 if latest is None else latest + 1
+            newest = newest_version(self.store)
+            version = 0 if newest is None else newest + 1
         published = write_anchor(self.store, new, version, self._options, beside=directory)
         self._parent = _copied(new)
-        self._publish(version)
+        self._version = version
+        move_pointer(self.store, version)
         return published
 
     def publish_delta(self, tensors: Tensors) -> Published:
@@ -105,18 +98,20 @@ class Publisher:
         published, changed = write_delta(self.store, self._parent, new, version, self._version, self._options)
         for name in changed:
             np.copyto(self._parent[name].data, new[name].data)
-        self._publish(version)
+        self._version = version
+        move_pointer(self.store, version)
         return published
 
     def resume(self, parent: Tensors) -> int:
-        """Take `parent` as the weights of the store's latest version and go on from there; returns the version.
+        """Take `parent` as the weights of the store's newest version and go on from there; returns the version.
 
-        In an empty store that is version 0: the checkpoint that engines were started with. Every tensor whose
+        The newest is the highest complete one: above the pointer, if the last publisher died before moving it. In
+        an empty store it is version 0: the checkpoint that engines were started with. Every tensor whose
         checksum the store knows is checked. Raises `PublicationError` (WRONG_PARENT) if one is missing or
         differs; `StoreError`.
         """
         tensors = named_tensors(parent)
-        version = self.store.latest() or 0
+        version = newest_version(self.store) or 0
         checked = require_parent(tensors, self.store, version, threads=self._options.threads)
         if checked < len(tensors):
             logger.warning(
@@ -128,22 +123,6 @@ class Publisher:
         self._parent = _copied(tensors)
         self._version = version
         return version
-
-    def _publish(self, version: int) -> None:
-        # The version is complete as soon as its index is: it is the next one's parent, pointer or not.
-        self._version = version
-        try:
-            pointed = self.store.publish(version)
-        except StoreError as error:
-            raise StoreError(
-                f"version {version} is complete, but the pointer was not moved; the next version moves it: {error}"
-            ) from error
-        if pointed != version:
-            raise PublicationError(
-                Rejection.ALREADY_PUBLISHED,
-                f"the pointer of {self.store.url} names version {pointed}: another publisher is at work there",
-                version=version,
-            )
 
 
 def _copied(tensors: Mapping[str, NamedTensor]) -> dict[str, NamedTensor]:

@@ -320,3 +320,23 @@ def test_version_whose_pointer_could_not_move_is_complete_and_the_next_moves_it(
     published = publisher.publish_delta({"a": np.full(4, 2, np.float32)})
     assert (published.version, published.base_version) == (2, 1)
     assert [delta.version for delta in resolve_chain(local_place.store, 0, 2).deltas] == [1, 2]
+
+
+def test_publisher_that_died_before_moving_the_pointer_is_resumed_from_its_last_version(place):
+    store = Failing(place.store, "")
+    died = Publisher(store)
+    died.publish_anchor({"a": np.zeros(4, np.float32)})
+    store.fail = "publish"
+    with pytest.raises(StoreError):
+        died.publish_delta({"a": np.ones(4, np.float32)})
+    assert place.store.latest() == 0
+
+    resumed = Publisher(place.store)
+    with pytest.raises(PublicationError, match="version 1, tensor a"):
+        resumed.resume({"a": np.zeros(4, np.float32)})
+    assert resumed.resume({"a": np.ones(4, np.float32)}) == 1
+    assert resumed.publish_delta({"a": np.zeros(4, np.float32)}).version == 2
+    assert place.store.latest() == 2
+
+    # A trainer that went back to older weights starts a new chain instead.
+    assert Publisher(place.store).publish_anchor({"a": np.zeros(4, np.float32)}).version == 3
