@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import time
 from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from bench_agentx.client import Endpoint, Reply
 from bench_agentx.plays import Play
@@ -36,9 +41,9 @@ class Call:
         place = (self.play.session, self.play.number, self.agent, self.index)
         prompt = prompts.prompt(*place)
         if endpoint.type == "completions":
-            return prompt, endpoint.body(prompt.token_ids.tolist(), self.turn.output_tokens)
+            return prompt, endpoint.body(json_array(prompt.token_ids), self.turn.output_tokens)
         messages = [{"role": message.role, "content": message.content} for message in prompts.messages(*place)]
-        return prompt, endpoint.body(messages, self.turn.output_tokens)
+        return prompt, endpoint.body(json.dumps(messages).encode(), self.turn.output_tokens)
 
     def row(self, phase: str, origin_s: float, due_s: float, hit_tokens: int, reply: Reply) -> Row:
         """The call's row. ``origin_s``: the instant from which a row's times count."""
@@ -74,3 +79,20 @@ class Call:
             version_spans=[asdict(span) for span in reply.version_spans],
             arrivals_s=[arrived_s - origin_s for arrived_s in reply.arrivals],
         )
+
+
+def json_array(token_ids: npt.NDArray[np.int64]) -> bytes:
+    """Token ids, int64 [tokens], none negative, as a JSON array.
+
+    ``json.dumps`` takes 20 ms for the 110,000 ids of a usual prompt, and nothing else runs meanwhile. Looked up in
+    a table of numbers of one width (JSON allows spaces before them) it takes one.
+    """
+    table = _numbers(1 << int(token_ids.max(initial=0)).bit_length())
+    return b"[%s]" % table[token_ids].tobytes()[:-1]
+
+
+@functools.cache
+def _numbers(count: int) -> npt.NDArray[np.bytes_]:
+    """The first ``count`` numbers, each with a comma after it, bytes [count] of one width."""
+    width = len(str(count))
+    return np.array([b"%*d," % (width, number) for number in range(count)])

@@ -39,18 +39,18 @@ class Endpoint:
     def url(self) -> str:
         return self.base_url + ("/v1/completions" if self.type == "completions" else "/v1/chat/completions")
 
-    def body(self, prompt: list[int] | list[dict[str, str]], output_tokens: int) -> bytes:
-        """A request for exactly ``output_tokens`` tokens after token ids (completions) or messages (chat)."""
-        request = {
+    def body(self, prompt: bytes, output_tokens: int) -> bytes:
+        """A request for exactly ``output_tokens`` tokens. ``prompt``: JSON, of token ids or of messages."""
+        rest = {
             "model": self.model,
-            ("prompt" if self.type == "completions" else "messages"): prompt,
             "max_tokens": output_tokens,
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
             **self.extra_body,
         }
-        return json.dumps(request, separators=(",", ":")).encode()
+        field = b"prompt" if self.type == "completions" else b"messages"
+        return b'{"%s":%s,%s' % (field, prompt, json.dumps(rest).encode()[1:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -15,11 +16,12 @@ from bench_agentx.run import measure
 from bench_agentx.workload import Options, load_workload
 
 TTFT_S = 0.2
-ITL_S = 0.05
+ITL_S = 0.1
+OUTPUT_TOKENS = 200
 
 
 async def check_client(streams: int, duration_s: float, display: Display) -> dict[str, Any]:
-    """Replay ``streams`` sessions at once, 20 tokens per second and stream, against a loopback server.
+    """Replay ``streams`` sessions at once, 10 tokens per second and stream, against a loopback server.
 
     The server runs in a process of its own and keeps ``TTFT_S`` and ``ITL_S``; where the measured ones are
     longer, client, server and loopback interface together are to blame.
@@ -33,9 +35,9 @@ async def check_client(streams: int, duration_s: float, display: Display) -> dic
                 vocab_size=loopback.VOCABULARY_SIZE,
                 synthetic=64,
                 context_scale=1 / 64,
-                delay_scale=0.1,
+                delay_scale=0.5,
                 duration_s=duration_s,
-                extra_body='{"max_tokens": 100}',
+                extra_body=json.dumps({"max_tokens": OUTPUT_TOKENS}),
             )
             workload = await load_workload(options)
             run = await measure(options, workload, streams, "overhead", display, EndlessPrefixCache())

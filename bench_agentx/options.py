@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
 
     overhead = _command(commands, "overhead", "measure this client itself against a server that only keeps time")
     overhead.add_argument("--streams", type=_positive, default=1000)
-    overhead.add_argument("--duration-s", type=_seconds, default=20.0)
+    overhead.add_argument("--duration-s", type=_seconds, default=60.0)
     return top
 
 

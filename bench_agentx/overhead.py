@@ -24,28 +24,27 @@ class ClientOverhead:
 
 
 class OverheadMonitor:
-    """Samples the event loop it is started on, until it is stopped."""
+    """Samples the event loop that it runs on, from the moment ``measuring`` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, measuring: asyncio.Event) -> None:
+        self._measuring = measuring
         self._lags_s: list[float] = []
-        self._task: asyncio.Task[None] | None = None
         self._cpu_s = self._wall_s = 0.0
 
-    def start(self) -> None:
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self._measuring.wait()
         self._cpu_s, self._wall_s = time.process_time(), time.perf_counter()
-        self._task = asyncio.create_task(self._sample())
-
-    async def stop(self) -> ClientOverhead:
-        assert self._task is not None, "stop follows start"
-        self._task.cancel()
-        cpu_s = time.process_time() - self._cpu_s
-        wall_s = time.perf_counter() - self._wall_s
-        lags_ms = np.array(self._lags_s or [0.0]) * 1000
-        p50, p99 = np.percentile(lags_ms, (50, 99))
-        return ClientOverhead(cpu_s / wall_s, float(p50), float(p99), float(lags_ms.max()))
-
-    async def _sample(self) -> None:
         while True:
             due_s = time.perf_counter() + _SAMPLE_EVERY_S
             await asyncio.sleep(_SAMPLE_EVERY_S)
             self._lags_s.append(max(0.0, time.perf_counter() - due_s))
+
+    def result(self) -> ClientOverhead:
+        """The overhead up to now; zeros where nothing was measured."""
+        if not self._lags_s:
+            return ClientOverhead(0.0, 0.0, 0.0, 0.0)
+        cpu_share = (time.process_time() - self._cpu_s) / (time.perf_counter() - self._wall_s)
+        lags_ms = np.array(self._lags_s) * 1000
+        p50, p99 = np.percentile(lags_ms, (50, 99))
+        return ClientOverhead(cpu_share, float(p50), float(p99), float(lags_ms.max()))

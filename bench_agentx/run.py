@@ -9,7 +9,7 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,17 +65,18 @@ async def measure(
         grace_period_s=options.grace_period_s,
     )
     prompts = PromptBuilder(workload.vocabulary, options.seed, uuid.uuid4().hex, options.cache_bust)
-    overhead = OverheadMonitor()
     started_at = time.time()
     async with Client(workload.endpoint, options.stall_timeout_s) as client:
         replay = Replay(rules, workload.sessions, client, prompts, cache)
+        overhead = OverheadMonitor(replay.measuring)
         updater = PolicyUpdater(client, replay, options.policy_sync_url, options.policy_sync_every_s)
         with _stopped_by_ctrl_c(replay), display.showing(replay, label):
-            updating = asyncio.create_task(updater.run())
-            overhead.start()
+            beside = [asyncio.create_task(task) for task in (updater.run(), overhead.run())]
             await replay.run()
-            client_overhead = await overhead.stop()
-            updating.cancel()
+            for task in beside:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
     measured = [row for row in replay.rows if row.phase == "profiling"]
     reasons = deviations(options, workload, measured, replay.ended_by)
     summary = {
@@ -91,7 +92,7 @@ async def measure(
         "warmup_request_count": len(replay.rows) - len(measured),
         "sessions_dropped": workload.dropped,
         "policy": policy_summary(measured, updater.updates),
-        "client": dataclasses.asdict(client_overhead),
+        "client": dataclasses.asdict(overhead.result()),
         "started_at_unix_s": started_at,
         "options": {
             **options.public(),
