@@ -84,7 +84,7 @@ class Stub:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         received_s = time.perf_counter()
         body = await request.json()
-        seen = Seen(request.headers["X-Session-ID"], body, received_s)
+        seen = Seen(request.headers.get("X-Session-ID", ""), body, received_s)
         self.seen.append(seen)
         self._count_blocks(body.get("prompt", []))
         if self.fail is not None:
@@ -106,20 +106,23 @@ class Stub:
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         chat = "messages" in body
+        kind = {"id": "1", "object": "chat.completion.chunk" if chat else "text_completion", "model": "stub"}
         if chat:  # vLLM's first piece has a role and no content
-            await response.write(_event({"choices": [{"delta": {"role": "assistant", "content": ""}}]}))
+            await response.write(
+                _event({**kind, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+            )
         versions: list[int | None] = []
         for index in range(body["max_tokens"]):
             due_s = received_s + self.ttft_s + index * self.itl_s
             await asyncio.sleep(due_s - time.perf_counter())
             versions.append(self.version)
-            choice: dict[str, Any] = {"delta": {"content": "x"}} if chat else {"text": "x"}
+            choice: dict[str, Any] = {"index": 0, **({"delta": {"content": "x"}} if chat else {"text": "x"})}
             if index == body["max_tokens"] - 1 and self.version is not None:
                 choice["weight_versions"] = _spans(versions)
-            await response.write(_event({"choices": [choice]}))
+            await response.write(_event({**kind, "choices": [choice]}))
         prompt_tokens = len(body["prompt"]) if not chat else sum(len(m["content"].split()) for m in body["messages"])
         usage = {"prompt_tokens": prompt_tokens, "completion_tokens": body["max_tokens"]}
-        await response.write(_event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n")
+        await response.write(_event({**kind, "choices": [], "usage": usage}) + b"data: [DONE]\n\n")
         return response
 
     def _count_blocks(self, prompt: list[int]) -> None:

@@ -21,3 +21,19 @@ def shared_traces() -> Path:
     if not path.is_dir():
         pytest.skip(f"no public traces in {path} (set AGENTX_TRACES)")
     return path
+
+
+@pytest.fixture(scope="session")
+def word_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved Hugging Face tokenizer of a few hundred whole words with a space before each."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = [" " + first + second for first in "abcdefghijklmnop" for second in "abcdefghijklmnop"]
+    vocabulary = {token: number for number, token in enumerate(["<unk>", ".", *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r" [a-z]+|\S"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    directory = tmp_path_factory.mktemp("word-tokenizer")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(directory)
+    return directory
