@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterable
 from contextvars import ContextVar
 
-from kvtier.namespace import namespace_salt
+from kvtier.namespace import Namespace, namespace_salt
 
 
 class PolicyStamp:
@@ -47,7 +47,7 @@ class AdmissionGate:
             if stamp.version is None:
                 stamp.version = self.version
             self._stamps[request_id] = stamp
-        return namespace_salt(self.version, caller_salt)
+        return namespace_salt(Namespace(self.version).name, caller_salt)
 
     def enter(self, version: int, moved: Iterable[str]) -> None:
         """Makes `version` the one that requests start under; `moved` had been admitted but will start under it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtier.namespace import move_salt
+from kvtier.namespace import Namespace, move_salt
 
 
 def rollout_enter_policy(core: Any, version: int) -> list[str]:
@@ -24,7 +24,7 @@ def rollout_enter_policy(core: Any, version: int) -> list[str]:
     for request in core.scheduler.requests.values():
         if has_started(request) or request.cache_salt is None:
             continue
-        request.cache_salt = move_salt(request.cache_salt, version)
+        request.cache_salt = move_salt(request.cache_salt, Namespace(version).name)
         request.block_hashes.clear()
         request.update_block_hashes()
         moved.append(request.request_id)
