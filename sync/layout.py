@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
 
@@ -143,19 +144,26 @@ def make_box(
     )
 
 
-_BOX_SCHEMA = pa.schema(
-    [
-        ("tensor", pa.string()),
-        ("destination", pa.string()),
-        ("source_offset", pa.int64()),
-        ("destination_offset", pa.int64()),
-        ("extents", pa.list_(pa.int64())),
-        ("source_strides", pa.list_(pa.int64())),
-        ("destination_strides", pa.list_(pa.int64())),
-    ]
-)
-_TENSOR_SCHEMA = pa.schema([("name", pa.string()), ("dtype", pa.string()), ("shape", pa.list_(pa.int64()))])
-_DESTINATION_SCHEMA = pa.schema([("name", pa.string()), ("dtype", pa.string()), ("storage_elements", pa.int64())])
+_INTEGERS = pa.list_(pa.int64())
+_TENSOR_COLUMNS: dict[str, pa.DataType] = {
+    "name": pa.string(),
+    "dtype": pa.string(),
+    "shape": _INTEGERS,
+}
+_DESTINATION_COLUMNS: dict[str, pa.DataType] = {
+    "name": pa.string(),
+    "dtype": pa.string(),
+    "storage_elements": pa.int64(),
+}
+_BOX_COLUMNS: dict[str, pa.DataType] = {
+    "tensor": pa.string(),
+    "destination": pa.string(),
+    "source_offset": pa.int64(),
+    "destination_offset": pa.int64(),
+    "extents": _INTEGERS,
+    "source_strides": _INTEGERS,
+    "destination_strides": _INTEGERS,
+}
 
 
 @dataclass(frozen=True)
@@ -190,9 +198,9 @@ class LayoutMap:
         """Serialises the map as three Arrow IPC streams, one after the other: tensors, destinations, boxes."""
         sink = pa.BufferOutputStream()
         for schema, rows in (
-            (_TENSOR_SCHEMA, self.tensors),
-            (_DESTINATION_SCHEMA, self.destinations),
-            (_BOX_SCHEMA, self.boxes),
+            (pa.schema(_TENSOR_COLUMNS), self.tensors),
+            (pa.schema(_DESTINATION_COLUMNS), self.destinations),
+            (pa.schema(_BOX_COLUMNS), self.boxes),
         ):
             stamped = schema.with_metadata({"rank": str(self.rank)})
             columns = [pa.array([getattr(row, name) for row in rows], type) for name, type in _fields(schema)]
@@ -211,12 +219,14 @@ class LayoutMap:
             int(metadata[b"rank"]),
             tuple(CheckpointTensor(row["name"], row["dtype"], tuple(row["shape"])) for row in tensors),
             tuple(Destination(**row) for row in destinations),
-            tuple(
-                Box(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
-                for row in boxes
-            ),
+            tuple(_box(row) for row in boxes),
         )
 
 
 def _fields(schema: pa.Schema) -> Iterable[tuple[str, pa.DataType]]:
     return [(column.name, column.type) for column in schema]
+
+
+def _box(row: dict[str, Any]) -> Box:
+    lists = {name: tuple(row[name]) for name in ("extents", "source_strides", "destination_strides")}
+    return Box(**{**row, **lists})

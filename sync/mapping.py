@@ -92,7 +92,7 @@ class Router:
         return counted
 
     def route(self, tensor: str, changes: Changes) -> Iterator[tuple[int, list[RoutedPart]]]:
-        """Yields, for each rank that holds some of the changes, what it holds. LayoutError if an element has no place."""
+        """Yields, for each rank that holds some of the changes, what it holds. LayoutError if an element has none."""
         seen = np.zeros(len(changes), dtype=np.bool_)
         by_rank: dict[int, list[RoutedPart]] = {}
         for rank, box in self._places.get(tensor, ()):
@@ -127,6 +127,7 @@ def positions_in_box(box: Box, positions: Array) -> tuple[Rows, Array]:
     Returns rows (a slice where the box is one run, else indices) and offsets (u32 where they fit, else u64).
     """
     if box.source_strides != (1,) or box.destination_strides != (1,):
+        strides = (box.source_strides, box.destination_strides)
         strides = (box.source_strides, box.destination_strides)
         return map_positions(positions, box.source_offset, box.destination_offset, box.extents, *strides)
     # One contiguous run, by far the most common box: a slice and a shift.

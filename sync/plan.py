@@ -333,7 +333,7 @@ def _require(expected: Checksum, found: str, version: int, file: str, tensor: st
 def _shared_copy(data: np.ndarray[Any, np.dtype[np.uint8]]) -> int:
     descriptor = os.memfd_create("rollout-tensor", os.MFD_CLOEXEC)
     with os.fdopen(os.dup(descriptor), "wb", buffering=0) as sink:
-        view = memoryview(data)
+        view = data.data
         while view:
             view = view[sink.write(view) :]
     return descriptor

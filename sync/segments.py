@@ -55,15 +55,13 @@ class ElementBatch:
         return sum(array.nbytes for array in arrays if array is not None)
 
 
-_SEGMENT_SCHEMA = pa.schema(
-    [
-        ("tensor", pa.string()),
-        ("destination", pa.string()),
-        ("start", pa.int64()),
-        ("count", pa.int64()),
-        ("counted", pa.bool_()),
-    ]
-)
+_SEGMENT_COLUMNS: dict[str, pa.DataType] = {
+    "tensor": pa.string(),
+    "destination": pa.string(),
+    "start": pa.int64(),
+    "count": pa.int64(),
+    "counted": pa.bool_(),
+}
 
 
 def write_batch(batch: ElementBatch) -> int:
@@ -87,11 +85,11 @@ def write_batch(batch: ElementBatch) -> int:
             }
             for segment in batch.segments
         ],
-        schema=_SEGMENT_SCHEMA,
+        schema=pa.schema(_SEGMENT_COLUMNS),
     )
     descriptor = os.memfd_create("rollout-elements", os.MFD_CLOEXEC)
     with os.fdopen(os.dup(descriptor), "wb") as sink:
-        with pa.ipc.new_stream(sink, _SEGMENT_SCHEMA) as writer:
+        with pa.ipc.new_stream(sink, pa.schema(_SEGMENT_COLUMNS)) as writer:
             writer.write_table(segments)
         with pa.ipc.new_stream(sink, elements.schema) as writer:
             writer.write_batch(elements)

@@ -45,7 +45,7 @@ SAFETENSORS_DTYPE = {dtype: name for name, dtype in TORCH_DTYPE.items()}
 WIDENING = ("BF16", "F32")
 
 
-class _CopyRecorder(TorchDispatchMode):
+class _CopyRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not type-checked here
     """Records copies from watched (checkpoint) storages and executes none; refuses any other use of them."""
 
     def __init__(self) -> None:
@@ -89,7 +89,8 @@ class _CopyRecorder(TorchDispatchMode):
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    identity: int = tensor.untyped_storage()._cdata
+    return identity
 
 
 def trace_layout(

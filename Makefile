@@ -1,0 +1,53 @@
+# Every target makes its own virtual environment if there is none. `make serve` and `make test` are the two to know.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt)
+CPP := $(filter %.cpp %.hpp,$(NATIVE))
+
+.PHONY: help serve test lint bench fuzz lock clean
+
+help: ## show this
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+serve: $(INSTALLED) ## serve a real model while a trainer changes it (ARGS="--port 8001" for more flags)
+	exec $(BIN)/rollout-serve --demo $(ARGS)
+
+test: $(INSTALLED) ## the whole test suite (ARGS="-k name" for a part)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED) ## ruff, mypy --strict, clang-format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+
+bench: $(INSTALLED) ## measured figures, as the README has them
+	$(BIN)/python -m sync.bench
+	$(BIN)/python -m native.bench
+
+fuzz: $(INSTALLED) ## a long fuzz run of the decoder (needs clang and its fuzzer runtime)
+	$(BIN)/python -m pytest tests/native -m fuzz $(ARGS)
+
+lock: $(VENV)/bin/python ## compile requirements/cpu.lock anew
+	$(BIN)/python -m pip install -q uv
+	$(BIN)/uv pip compile pyproject.toml --extra cpu --extra demo --extra s3-demo --extra dev \
+	  --override requirements/cpu.overrides --python-version 3.11 --no-emit-index-url --no-emit-find-links \
+	  --no-annotate --custom-compile-command "make lock" -o requirements/cpu.lock
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The lock is complete, so dependencies are not resolved again. The package itself is installed editable: Python
+# changes take effect at once, native ones with the next make.
+$(VENV)/.dependencies: requirements/cpu.lock | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --no-deps -r requirements/cpu.lock
+	touch $@
+
+$(INSTALLED): $(VENV)/.dependencies pyproject.toml $(NATIVE)
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+clean: ## remove the environment and what was built
+	rm -rf $(VENV) build
