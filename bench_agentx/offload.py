@@ -53,7 +53,7 @@ async def measure_offload(
                 for repeat in range(plan.repeats):
                     seeded = dataclasses.replace(options, url=url, seed=options.seed + repeat)
                     workload = await load_workload(seeded)
-                    run = await measure(seeded, workload, concurrency, f"{series}-r{repeat}", display, cache)
+                    run = await measure(seeded, workload, concurrency, series, display, cache, repeat)
                     runs.append(run)
                     keep(run)
                     if not run.completed:
@@ -66,8 +66,8 @@ def offload_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     rows = []
     for concurrency in sorted({run.summary["concurrency"] for run in runs}):
         here = [run for run in runs if run.summary["concurrency"] == concurrency]
-        off = [run for run in here if run.summary["series"].startswith("tier-off")]
-        on = [run for run in here if run.summary["series"].startswith("tier-on")]
+        off = [run for run in here if run.summary["series"] == "tier-off"]
+        on = [run for run in here if run.summary["series"] == "tier-on"]
         throughput_off = _median(off, "output_token_throughput")
         throughput_on = _median(on, "output_token_throughput")
         rows.append(

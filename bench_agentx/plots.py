@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,22 +18,23 @@ _STYLE: Any = {"svg.fonttype": "none", "font.size": 10.0, "axes.grid": True, "gr
 
 
 def throughput_against_interactivity(runs: Sequence[Run]) -> str:
-    """One point a run, one line a series: up and to the right is better."""
+    """One point a concurrency, one line a series: up and to the right is better."""
 
     def draw(axes: Axes) -> None:
-        for series, members in by_series(runs).items():
-            points = [
-                (
-                    run.summary["e2e_normalized_interactivity_tok_s_user"]["p90"],
-                    run.summary["output_token_throughput_per_gpu"],
-                    run.summary["concurrency"],
-                )
-                for run in members
-                if run.summary["e2e_normalized_interactivity_tok_s_user"]
-            ]
-            axes.plot([x for x, _, _ in points], [y for _, y, _ in points], marker="o", label=series)
-            for x, y, concurrency in points:
-                axes.annotate(f"{concurrency}", (x, y), textcoords="offset points", xytext=(5, 5))
+        for series, members in _by_series(runs).items():
+            interactivity = _medians(members, _p90_interactivity)
+            throughput = _medians(members, lambda summary: summary["output_token_throughput_per_gpu"])
+            levels = sorted(interactivity.keys() & throughput.keys())
+            axes.plot(
+                [interactivity[level] for level in levels],
+                [throughput[level] for level in levels],
+                marker="o",
+                label=series,
+            )
+            for level in levels:
+                place = (interactivity[level], throughput[level])
+                axes.annotate(str(level), place, textcoords="offset points", xytext=(5, 5))
+        axes.set_ylim(bottom=0)
         axes.set_xlabel("P90 E2E-normalised interactivity (tok/s/user)")
         axes.set_ylabel("output throughput (tok/s/GPU)")
 
@@ -43,14 +45,11 @@ def hit_rate_against_concurrency(runs: Sequence[Run]) -> str:
     """The server's hit rate of each series, and the theoretical one, which no server can beat."""
 
     def draw(axes: Axes) -> None:
-        for series, members in by_series(runs).items():
-            measured = [(run.summary["concurrency"], run.summary["cache_hit_rate"]) for run in members]
-            known = [(x, 100 * rate) for x, rate in measured if rate is not None]
-            axes.plot([x for x, _ in known], [y for _, y in known], marker="o", label=series)
-        theory = sorted(
-            (run.summary["concurrency"], 100 * (run.summary["theoretical_cache_hit_rate"] or 0.0)) for run in runs
-        )
-        axes.plot([x for x, _ in theory], [y for _, y in theory], "k:", label="theoretical")
+        for series, members in _by_series(runs).items():
+            rates = _medians(members, lambda summary: summary["cache_hit_rate"])
+            axes.plot(list(rates), [100 * rate for rate in rates.values()], marker="o", label=series)
+        theory = _medians(runs, lambda summary: summary["theoretical_cache_hit_rate"])
+        axes.plot(list(theory), [100 * rate for rate in theory.values()], "k:", label="theoretical")
         axes.set_ylim(0, 105)
         axes.set_xlabel("concurrency (live session trees)")
         axes.set_ylabel("prefix-cache hit rate (%)")
@@ -82,11 +81,11 @@ def side_by_side(runs: Sequence[Run]) -> str:
     """Output throughput of each series at each concurrency, as bars beside each other."""
 
     def draw(axes: Axes) -> None:
-        series = by_series(runs)
+        series = _by_series(runs)
         levels = sorted({run.summary["concurrency"] for run in runs})
         width = 0.8 / len(series)
         for number, (name, members) in enumerate(series.items()):
-            heights = {run.summary["concurrency"]: run.summary["output_token_throughput"] for run in members}
+            heights = _medians(members, lambda summary: summary["output_token_throughput"])
             places = [levels.index(level) + (number - (len(series) - 1) / 2) * width for level in heights]
             bars = axes.bar(places, list(heights.values()), width, label=name)
             axes.bar_label(bars, fmt="%.0f")
@@ -97,12 +96,26 @@ def side_by_side(runs: Sequence[Run]) -> str:
     return _svg(draw)
 
 
-def by_series(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs by series, by concurrency within one."""
+def _by_series(runs: Sequence[Run]) -> dict[str, list[Run]]:
     series: dict[str, list[Run]] = {}
-    for run in sorted(runs, key=lambda run: run.summary["concurrency"]):
+    for run in runs:
         series.setdefault(run.summary["series"], []).append(run)
     return series
+
+
+def _medians(runs: Sequence[Run], find: Callable[[dict[str, Any]], float | None]) -> dict[int, float]:
+    """Concurrency, rising -> the median over its runs; those without the number are left out."""
+    found: dict[int, list[float]] = {}
+    for run in sorted(runs, key=lambda run: int(run.summary["concurrency"])):
+        value = find(run.summary)
+        if value is not None:
+            found.setdefault(run.summary["concurrency"], []).append(value)
+    return {level: statistics.median(values) for level, values in found.items()}
+
+
+def _p90_interactivity(summary: dict[str, Any]) -> float | None:
+    values: dict[str, float] | None = summary["e2e_normalized_interactivity_tok_s_user"]
+    return None if values is None else values["p90"]
 
 
 def _svg(draw: Callable[[Axes], None]) -> str:

@@ -58,7 +58,7 @@ class PolicyUpdater:
 
 
 def policy_summary(rows: Sequence[Row], updates: Sequence[PolicyUpdate]) -> dict[str, Any] | None:
-    """What clients saw of policy versions; None where no answer named one and no update was asked for.
+    """What clients saw of policy versions; None where there was one at most, and no update was asked for.
 
     ``pause_ms``: for each version that went live, over the streams that straddle it, the gap between the last
     token before and the first after. A server that reports no spans leaves the windows of the updates asked
@@ -66,9 +66,9 @@ def policy_summary(rows: Sequence[Row], updates: Sequence[PolicyUpdate]) -> dict
     ``staleness``: versions that were live when a request ended, minus the version of each of its tokens.
     """
     spans = [(row, span) for row in rows for span in _spans(row)]
-    if not spans and not updates:
-        return None
     live_s = _live_since(rows)
+    if len(live_s) < 2 and not updates:
+        return None
     tokens_by_version: Counter[int] = Counter()
     staleness: Counter[int] = Counter()
     for row, (version, start, end) in spans:

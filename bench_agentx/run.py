@@ -47,13 +47,15 @@ async def measure(
     series: str,
     display: Display,
     cache: EndlessPrefixCache,
+    repeat: int | None = None,
 ) -> Run:
     """Replay at one concurrency. Whatever the server does, the run ends and is reported.
 
-    ``series`` names what is measured (a server, a setting): runs of one series are one line of a plot.
+    ``series`` names what is measured (a server, a setting): runs of one series are one line of a plot, and
+    several of one concurrency, told apart by ``repeat``, one point of it.
     ``cache`` is kept for all runs against one server: what an earlier one left there is not news.
     """
-    label = f"{series}-c{concurrency}"
+    label = f"{series}-c{concurrency}" + ("" if repeat is None else f"-r{repeat}")
     rules = Rules(
         concurrency=concurrency,
         duration_s=options.duration_s,

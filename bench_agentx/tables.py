@@ -95,7 +95,10 @@ def remarks(run: Run) -> list[str]:
         notes.append(f"ended early: {summary['ended_by']}")
     if summary["client"]["cpu_share"] > BUSY_CPU_SHARE:
         notes.append("the client used a whole core: its latencies are partly its own")
-    for kind, count in (("prompt", summary["isl_mismatch_count"]), ("output", summary["osl_mismatch_count"])):
+    lengths = {"output": summary["osl_mismatch_count"]}
+    if summary["options"]["endpoint_type"] == "completions":  # chat templates add tokens of their own
+        lengths["prompt"] = summary["isl_mismatch_count"]
+    for kind, count in lengths.items():
         if count:
             notes.append(f"{count} requests whose {kind} length, as the server counts, is not the trace's")
     if summary["sessions_dropped"]:

@@ -23,6 +23,9 @@ from bench_agentx.vocabulary import (
 )
 
 
+_CHAT_TEMPLATE_SHARE = 0.05
+
+
 class ServerError(RuntimeError):
     """The server does not answer as an OpenAI server does. The user looks at the server."""
 
@@ -71,7 +74,6 @@ class Workload:
     sessions: tuple[Session, ...]
     dropped: int
     context_scale: float
-    max_model_len: int | None
 
 
 async def load_workload(options: Options) -> Workload:
@@ -84,26 +86,16 @@ async def load_workload(options: Options) -> Workload:
         card = _model_card(await client.get_text("/v1/models"), options, probe.base_url)
     tokenizer = options.tokenizer or _local_directory(card.get("root"))
     sessions = _sessions(options, tokenizer)
-    max_model_len = card.get("max_model_len")
-    scale = _scale(options, sessions, max_model_len)
-    scaled = [scale_context(session, scale) for session in sessions]
-    fitting = [s for s in scaled if max_model_len is None or s.peak_context_tokens <= max_model_len]
-    if not fitting:
-        raise TraceError(
-            f"no session fits the server's context of {max_model_len} tokens (the shortest needs "
-            f"{min(s.peak_context_tokens for s in scaled)}): pass --context-scale fit"
-        )
-    endpoint_type = options.endpoint_type
-    if endpoint_type == "auto":
-        endpoint_type = "chat" if sessions[0].root.turns[0].messages else "completions"
-    endpoint = Endpoint(probe.base_url, card["id"], endpoint_type, options.api_key, json.loads(options.extra_body))
+    endpoint_type = _endpoint_type(options, sessions)
+    context_tokens = _context_tokens(card, endpoint_type)
+    scale = _scale(options, sessions, context_tokens)
+    fitting = _fitting([scale_context(session, scale) for session in sessions], context_tokens)
     return Workload(
-        endpoint=endpoint,
+        endpoint=Endpoint(probe.base_url, card["id"], endpoint_type, options.api_key, json.loads(options.extra_body)),
         vocabulary=_vocabulary(options, endpoint_type, tokenizer, sessions),
         sessions=tuple(shorten_idle_gaps(session, options.idle_cap_s) for session in fitting),
-        dropped=len(scaled) - len(fitting),
+        dropped=len(sessions) - len(fitting),
         context_scale=scale,
-        max_model_len=max_model_len,
     )
 
 
@@ -118,12 +110,36 @@ def _sessions(options: Options, tokenizer: str | None) -> list[Session]:
     return [limit_turns(session, options.max_turns) for session in sessions]
 
 
-def _scale(options: Options, sessions: list[Session], max_model_len: int | None) -> float:
+def _endpoint_type(options: Options, sessions: list[Session]) -> EndpointType:
+    if options.endpoint_type != "auto":
+        return options.endpoint_type
+    return "chat" if sessions[0].root.turns[0].messages else "completions"
+
+
+def _context_tokens(card: dict[str, Any], endpoint_type: EndpointType) -> int | None:
+    """Room for a prompt and its output; None where the server does not tell. Chat templates take some of it."""
+    context_tokens: int | None = card.get("max_model_len")
+    if context_tokens is None or endpoint_type == "completions":
+        return context_tokens
+    return int(context_tokens * (1 - _CHAT_TEMPLATE_SHARE))
+
+
+def _scale(options: Options, sessions: list[Session], context_tokens: int | None) -> float:
     if options.context_scale != "fit":
         return options.context_scale
-    if max_model_len is None:
+    if context_tokens is None:
         raise TraceError("--context-scale fit: the server's /v1/models has no max_model_len; pass a number")
-    return fitting_scale(sessions, max_model_len)
+    return fitting_scale(sessions, context_tokens)
+
+
+def _fitting(sessions: list[Session], context_tokens: int | None) -> list[Session]:
+    fitting = [s for s in sessions if context_tokens is None or s.peak_context_tokens <= context_tokens]
+    if not fitting:
+        raise TraceError(
+            f"no session fits the server's context of {context_tokens} tokens (the shortest needs "
+            f"{min(s.peak_context_tokens for s in sessions)}): pass --context-scale fit"
+        )
+    return fitting
 
 
 def _vocabulary(
