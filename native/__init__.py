@@ -94,9 +94,7 @@ def adler32_correction(positions: BufferLike, old: BufferLike, new: BufferLike, 
     return _core.adler32_correction(positions, old, new, size_bytes)
 
 
-def xor_count_adler(
-    parent: BufferLike, new: BufferLike, out: BufferLike, element_size: int
-) -> tuple[int, int]:
+def xor_count_adler(parent: BufferLike, new: BufferLike, out: BufferLike, element_size: int) -> tuple[int, int]:
     """Writes parent XOR new to out (which may be either of them) in one pass over memory.
 
     The three have equal lengths. Returns (count of changed elements of element_size bytes, Adler-32 of

@@ -74,18 +74,14 @@ def encode_delta(
     if parent_bytes.nbytes != new_bytes.nbytes:
         raise ValueError(f"parent has {parent_bytes.nbytes} bytes, new has {new_bytes.nbytes}")
     if frame_bytes <= 0 or frame_bytes % element_size:
-        raise ValueError(
-            f"frame_bytes {frame_bytes} is not a positive multiple of element_size {element_size}"
-        )
+        raise ValueError(f"frame_bytes {frame_bytes} is not a positive multiple of element_size {element_size}")
     size_bytes = new_bytes.nbytes
     encoder = _FrameEncoder(level, min(frame_bytes, max(size_bytes, 1)))
 
     def encode_frame(start: int) -> _EncodedFrame:
         stop = min(start + frame_bytes, size_bytes)
         xor = encoder.buffer[: stop - start]
-        changed, checksum = _core.xor_count_adler(
-            parent_bytes[start:stop], new_bytes[start:stop], xor, element_size
-        )
+        changed, checksum = _core.xor_count_adler(parent_bytes[start:stop], new_bytes[start:stop], xor, element_size)
         return _EncodedFrame(encoder.compressor.compress(xor.data), changed, checksum, stop - start)
 
     starts = range(0, size_bytes, frame_bytes)

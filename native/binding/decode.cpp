@@ -1,5 +1,9 @@
 // decode_sparse: what Python sees of the sparse decoder.
+#include <pybind11/stl.h>
+
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "../zstd/sparse_decoder.hpp"
 #include "buffers.hpp"
@@ -58,12 +62,31 @@ py::tuple decode_sparse(py::handle payload, uint64_t size_bytes, unsigned elemen
   return py::make_tuple(position_array, adopt(masks, size, element_size));
 }
 
+std::vector<std::string> available_instruction_sets() {
+  std::vector<std::string> names;
+  for (unsigned set = 0; set < instruction_sets; set++) {
+    if (is_available(InstructionSet(set))) names.emplace_back(instruction_set_names[set]);
+  }
+  return names;
+}
+
+void use_instruction_set_named(const std::string& name) {
+  for (unsigned set = 0; set < instruction_sets; set++) {
+    if (name == instruction_set_names[set] && is_available(InstructionSet(set))) {
+      return use_instruction_set(InstructionSet(set));
+    }
+  }
+  throw py::value_error("instruction set " + name + " is not available on this processor");
+}
+
 }  // namespace
 
 void bind_decode(py::module_& module) {
   py::register_exception<DecodeError>(module, "DecodeError", PyExc_ValueError);
   module.def("decode_sparse", &decode_sparse, py::arg("payload"), py::arg("size_bytes"),
              py::arg("element_size"), py::arg("max_window_bytes"));
+  module.def("instruction_sets", &available_instruction_sets);
+  module.def("use_instruction_set", &use_instruction_set_named, py::arg("name"));
 }
 
 }  // namespace native::binding

@@ -49,7 +49,8 @@ Decoded decode_with_libzstd(const Libzstd& libzstd, const uint8_t* input, size_t
 
 // The length is not known beforehand here, so the decoder runs with the largest and must fail on nothing but
 // that.
-Decoded decode_sparsely(const uint8_t* input, size_t size, unsigned element_size) {
+Decoded decode_sparsely(const uint8_t* input, size_t size, unsigned element_size, InstructionSet set) {
+  use_instruction_set(set);
   // An exact copy on the heap, so that the address sanitizer sees every access beyond it.
   const std::unique_ptr<uint8_t[]> copy(new uint8_t[size]);
   memcpy(copy.get(), input, size);
@@ -78,11 +79,16 @@ Decoded decode_sparsely(const uint8_t* input, size_t size, unsigned element_size
 
 Outcome decode_both(const uint8_t* input, size_t size) {
   static const Libzstd libzstd;
-  const Decoded ours = decode_sparsely(input, size, 1);
-  for (unsigned element_size = 2; element_size <= 8; element_size *= 2) {
-    const Decoded other = decode_sparsely(input, size, element_size);
-    if (other.accepted != ours.accepted || other.content != ours.content) {
-      return {Outcome::differ, "element sizes 1 and " + std::to_string(element_size) + " decode differently"};
+  const Decoded ours = decode_sparsely(input, size, 1, InstructionSet::portable);
+  for (unsigned set = 0; set < instruction_sets; set++) {
+    if (!is_available(InstructionSet(set))) continue;
+    for (unsigned element_size = set == 0 ? 2 : 1; element_size <= 8; element_size *= 2) {
+      const Decoded other = decode_sparsely(input, size, element_size, InstructionSet(set));
+      if (other.accepted != ours.accepted || other.content != ours.content || other.problem != ours.problem) {
+        return {Outcome::differ, std::string(instruction_set_names[set]) + " with elements of " +
+                                     std::to_string(element_size) +
+                                     " bytes decodes differently from portable"};
+      }
     }
   }
   if (libzstd.decompress == nullptr)

@@ -23,12 +23,13 @@ struct BackwardBits {
   // The 64 bits in which bit number `remaining` sits at index `top()`: at least 56 unread bits, fewer near
   // the start.
   NATIVE_INLINE uint64_t word() const { return load<uint64_t>(word_origin + (remaining >> 3)); }
-  NATIVE_INLINE unsigned top() const { return 56 + unsigned(remaining & 7); }
+  // Only its low six bits count.
+  NATIVE_INLINE uint32_t top() const { return uint32_t(remaining) | 56; }
 
   // At most 56 bits. Only after remaining >= 0 was checked; the result is meaningless once remaining is
   // negative.
   NATIVE_INLINE uint64_t read(unsigned count) {
-    uint64_t value = low_bits(word() >> (top() - count), count);
+    const uint64_t value = low_bits(word() >> ((top() - count) & 63), count);
     remaining -= count;
     return value;
   }

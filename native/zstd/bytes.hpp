@@ -27,7 +27,17 @@ static NATIVE_INLINE uint32_t load24(const uint8_t* at) { return at[0] | at[1] <
 static NATIVE_INLINE unsigned highest_bit(uint32_t value) { return 31 - __builtin_clz(value); }
 
 static NATIVE_INLINE uint64_t low_bits(uint64_t value, unsigned count) {  // count < 64
+#if defined(__BMI2__)
+  return __builtin_ia32_bzhi_di(value, count);
+#else
   return value & ((uint64_t{1} << count) - 1);
+#endif
 }
+
+static NATIVE_INLINE uint64_t low_bits_or_all(uint64_t value, unsigned count) {  // count <= 64
+  return count < 64 ? low_bits(value, count) : value;
+}
+
+static NATIVE_INLINE uint32_t min_of(uint32_t left, uint32_t right) { return left < right ? left : right; }
 
 }  // namespace native

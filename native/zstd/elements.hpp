@@ -31,6 +31,7 @@ class Elements {
   // Adds `count` nonzero bytes at `offset + position`, all after the bytes added before. False: out of
   // memory.
   bool append(const uint32_t* position, const uint8_t* value, size_t count, uint64_t offset) {
+    if (count == 0) return true;
     if (size_ + count > capacity_ && !resize(size_ + count + (size_ + count) / 2 + 64)) return false;
     return wide_ ? append_by_mask<uint64_t>(position, value, count, offset)
                  : append_by_mask<uint32_t>(position, value, count, offset);
@@ -76,6 +77,12 @@ class Elements {
     auto* elements = static_cast<Position*>(positions_);
     auto* masks = static_cast<Mask*>(masks_);
     size_t size = size_;
+    if constexpr (sizeof(Mask) == 1) {  // nothing to merge
+      for (size_t i = 0; i < count; i++) elements[size + i] = Position(offset + position[i]);
+      memcpy(masks + size, value, count);
+      size_ = size + count;
+      return true;
+    }
     for (size_t i = 0; i < count; i++) {
       const uint64_t byte = offset + position[i];
       const Position element = Position(byte / sizeof(Mask));

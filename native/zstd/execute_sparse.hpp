@@ -1,108 +1,149 @@
-// Sequence decoding and execution over a sparse history: RFC 8878 sections 3.1.1.3.2.1.2, 3.1.1.4
-// and 3.1.1.5.
+// Executes sequences over a sparse history: RFC 8878 section 3.1.1.4, without writing the bytes that are
+// zero.
+//
+// A literal run appends its nonzero bytes. A match appends the nonzero entries of its source, moved by the
+// offset; in a sparse delta nearly every match copies only zeros, so that is tested first: does the source
+// start behind the last nonzero byte, else does the bucket of its start hold an entry inside it.
 #pragma once
-#include "backward_bits.hpp"
-#include "history.hpp"
 #include "literals.hpp"
-#include "sequence_tables.hpp"
+#include "sequence_bitstream.hpp"
+#include "simd.hpp"
+#include "workspace.hpp"
 
 namespace native::zstd {
 
-struct RepeatOffsets {
-  uint32_t recent[3] = {1, 4, 8};  // section 3.1.1.5: what a frame starts with
-};
-
-// Section 3.1.1.5: the offset behind an offset value, and the new order of recent offsets.
-static NATIVE_INLINE uint32_t resolve_offset(uint32_t value, uint32_t literal_length, RepeatOffsets& repeat) {
-  uint32_t (&recent)[3] = repeat.recent;
-  uint32_t offset;
-  if (value > 3) {
-    offset = value - 3;
-    recent[2] = recent[1];
-    recent[1] = recent[0];
-  } else {
-    const unsigned index = value - 1 + (literal_length == 0);
-    offset = index == 3 ? recent[0] - 1 : recent[index];
-    if (index > 1) recent[2] = recent[1];
-    if (index > 0) recent[1] = recent[0];
+// Appends the nonzero ones of any number of bytes, whole vectors at a time; returns the new size.
+static inline size_t append_run(uint32_t* positions, uint8_t* values, size_t size, const uint8_t* data,
+                                uint32_t length, uint32_t start) {
+  for (uint32_t done = 0; done < length; done += 64) {
+    const uint32_t rest = length - done;
+    const uint64_t mask = low_bits_or_all(simd::nonzero_mask(data + done), rest < 64 ? rest : 64);
+    if (mask != 0) size += simd::compress64(data + done, mask, start + done, positions + size, values + size);
   }
-  recent[0] = offset;
-  return offset;
+  return size;
 }
 
-static inline void append_literals(History& history, const uint8_t* literals, uint32_t length) {
+static inline void append_bytes(History& history, const uint8_t* data, uint32_t length) {
   const uint32_t start = history.cursor;
   history.advance(start + length);
-  for (uint32_t i = 0; i < length; i++) {
-    if (literals[i] != 0) history.append(start + i, literals[i]);
-  }
+  history.size = append_run(history.positions, history.values, history.size, data, length, start);
 }
 
-// A match is the nonzero entries of its source, moved by `offset`. An overlapping match (offset < length)
-// finds the entries that it has just appended itself, and so repeats them as a dense copy would.
-static inline void append_match(History& history, uint32_t length, uint32_t offset) {
-  size_t source = history.lower_bound(history.cursor - offset);
-  const uint32_t end = history.cursor + length;
-  history.advance(end);
-  for (; source < history.size; source++) {
-    const uint32_t position = history.positions[source] + offset;
-    if (position >= end) break;
-    history.append(position, history.values[source]);
+// Ends the positions for readers that look a few entries ahead.
+static NATIVE_INLINE void append_sentinels(uint32_t* positions) {
+  memset(positions, 0xFF, 4 * sizeof *positions);
+}
+
+// The first entry at or after `source`, given a lower bound for it that may be far behind.
+static inline __attribute__((noinline)) size_t search(const History& history, size_t first, size_t size,
+                                                      uint32_t source) {
+  unsigned near = simd::count_below(history.positions + first, size - first, source);
+  if (near < 16) return first + near;
+  first += 16;
+  const size_t bound = history.buckets[source >> History::bucket_log];
+  if (bound > first) {
+    first = bound;
+    near = simd::count_below(history.positions + first, size - first, source);
+    if (near < 16) return first + near;
+    first += 16;
   }
+  while (first < size) {
+    const size_t middle = (first + size) / 2;
+    if (history.positions[middle] < source)
+      first = middle + 1;
+    else
+      size = middle;
+  }
+  return first;
+}
+
+// Appends the entries from `first` on that land before `end`. An overlapping match (offset < length) finds
+// the entries that it has just appended itself, and so repeats them as a dense copy would. Moves `first`
+// behind the last one copied.
+static NATIVE_INLINE size_t append_entries(uint32_t* positions, uint8_t* values, size_t& first, size_t size,
+                                           uint32_t offset, uint32_t end) {
+  for (; first < size; first++) {
+    const uint32_t position = positions[first] + offset;
+    if (position >= end) break;
+    positions[size] = position;
+    values[size] = values[first];
+    size++;
+  }
+  append_sentinels(positions + size);
+  return size;
 }
 
 // Decodes `count` sequences from the bitstream [at, end) and executes them; then appends the literals that
 // are left.
-inline Error execute_sparse(const SequenceTables& tables, const uint8_t* at, const uint8_t* end,
-                            uint32_t count, Literals literals, uint32_t block_size_limit,
-                            uint64_t window_bytes, RepeatOffsets& repeat, History& history) {
-  const uint32_t stop = history.cursor + block_size_limit;
-  if (count > 0) {
-    BackwardBits bits;
-    if (!bits.open(at, size_t(end - at))) return Error::sequences_stream;
-    const SequenceTable &literal_lengths = *tables.current[literal_length_field],
-                        &offsets = *tables.current[offset_field],
-                        &match_lengths = *tables.current[match_length_field];
-    uint64_t literal_state = bits.read(literal_lengths.log);
-    if (bits.remaining < 0) return Error::sequences_stream;
-    uint64_t offset_state = bits.read(offsets.log);
-    if (bits.remaining < 0) return Error::sequences_stream;
-    uint64_t match_state = bits.read(match_lengths.log);
-    for (uint32_t left = count; left > 0; left--) {
-      const SequenceCell literal_cell = literal_lengths.cell[literal_state],
-                         offset_cell = offsets.cell[offset_state],
-                         match_cell = match_lengths.cell[match_state];
-      if (bits.remaining < 0) return Error::sequences_stream;
-      const uint32_t offset_value =
-          uint32_t(offset_cell >> 32) + uint32_t(bits.read((offset_cell >> 24) & 0xFF));
-      if (bits.remaining < 0) return Error::sequences_stream;
-      const uint32_t match_length =
-          uint32_t(match_cell >> 32) + uint32_t(bits.read((match_cell >> 24) & 0xFF));
-      if (bits.remaining < 0) return Error::sequences_stream;
-      const uint32_t literal_length =
-          uint32_t(literal_cell >> 32) + uint32_t(bits.read((literal_cell >> 24) & 0xFF));
-      if (left > 1) {
-        if (bits.remaining < 0) return Error::sequences_stream;
-        literal_state = (literal_cell & 0xFFFF) + bits.read((literal_cell >> 16) & 0xFF);
-        if (bits.remaining < 0) return Error::sequences_stream;
-        match_state = (match_cell & 0xFFFF) + bits.read((match_cell >> 16) & 0xFF);
-        if (bits.remaining < 0) return Error::sequences_stream;
-        offset_state = (offset_cell & 0xFFFF) + bits.read((offset_cell >> 16) & 0xFF);
+static inline Error execute_sparse(Workspace& workspace, const uint8_t* at, const uint8_t* end,
+                                   uint32_t count, Literals literals) {
+  SequenceReader reader;
+  if (count > 0 && !reader.open(workspace.sequences, at, end)) return Error::sequences_stream;
+  History& history = workspace.history;
+  RepeatOffsets repeat = workspace.repeat;
+  uint32_t* const positions = history.positions;
+  uint8_t* const values = history.values;
+  size_t size = history.size;
+  uint32_t cursor = history.cursor;
+  const uint32_t stop = cursor + workspace.frame.block_bytes_max;
+  const uint64_t window_bytes = workspace.frame.window_bytes;
+  const uint8_t* literal = literals.data;
+  const uint8_t* const literals_end = literals.data + literals.size;
+  uint32_t boundary = min_of(history.bucket_end(), stop + 1);  // the next position that needs a slow look
+  append_sentinels(positions + size);
+
+  for (uint32_t left = count; left > 0; left--) {
+    Sequence sequence;
+    if (NATIVE_UNLIKELY(!reader.next(sequence))) return Error::sequences_stream;
+    const uint32_t match_start = cursor + sequence.literal_length;
+    const uint32_t match_end = match_start + sequence.match_length;
+    if (NATIVE_LIKELY(sequence.offset_value == 1)) {
+      repeat.resolve_one(sequence.literal_length);
+    } else {
+      const uint32_t offset = repeat.resolve(sequence.offset_value, sequence.literal_length).offset();
+      if (offset == 0 || offset > window_bytes || offset > match_start) return Error::offset;
+      if (sequence.offset_value > 3) {
+        const uint32_t source = match_start - offset;
+        repeat.recent[0] = TrackedOffset::make(
+            offset, source < cursor
+                        ? search(history, history.buckets[source >> History::bucket_log], size, source)
+                        : size);
       }
-      const uint32_t offset = resolve_offset(offset_value, literal_length, repeat);
-      if (literal_length > literals.size) return Error::literals_exhausted;
-      if (uint64_t(history.cursor) + literal_length + match_length > stop) return Error::block_size;
-      append_literals(history, literals.data, literal_length);
-      literals.data += literal_length;
-      literals.size -= literal_length;
-      const uint64_t frame_position = history.base + history.cursor;
-      if (offset == 0 || offset > window_bytes || offset > frame_position) return Error::offset;
-      append_match(history, match_length, offset);
     }
-    if (bits.remaining != 0) return Error::sequences_stream;
+    const TrackedOffset tracked = repeat.recent[0];
+    const uint32_t offset = tracked.offset();
+    if (NATIVE_UNLIKELY(offset > match_start)) return Error::offset;
+    if (NATIVE_UNLIKELY(match_end >= boundary)) {
+      if (match_end > stop) return Error::block_size;
+      boundary = min_of(history.fill_buckets(match_end, size), stop + 1);
+    }
+    if (NATIVE_LIKELY(sequence.literal_length <= 4)) {
+      size += simd::compress4(literal, sequence.literal_length, cursor, positions + size, values + size);
+    } else {
+      if (sequence.literal_length > size_t(literals_end - literal)) return Error::literals_exhausted;
+      size = append_run(positions, values, size, literal, sequence.literal_length, cursor);
+      append_sentinels(positions + size);
+    }
+    literal += sequence.literal_length;
+    if (NATIVE_UNLIKELY(literal > literals_end)) return Error::literals_exhausted;
+    cursor = match_end;
+
+    const uint32_t source = match_start - offset;
+    size_t first = tracked.finger();  // most often right, or a few entries behind
+    const uint32_t* ahead = positions + first;
+    first += (ahead[0] < source) + (ahead[1] < source) + (ahead[2] < source) + (ahead[3] < source);
+    if (NATIVE_UNLIKELY(positions[first] < source)) first = search(history, first, size, source);
+    if (NATIVE_UNLIKELY(positions[first] - source < sequence.match_length)) {
+      size = append_entries(positions, values, first, size, offset, match_end);
+    }
+    repeat.recent[0] = TrackedOffset::make(offset, first);
   }
-  if (literals.size > stop - history.cursor) return Error::block_size;
-  append_literals(history, literals.data, uint32_t(literals.size));
+  if (count > 0 && !reader.ends_here()) return Error::sequences_stream;
+  if (literals_end - literal > ptrdiff_t(stop - cursor)) return Error::block_size;
+  workspace.repeat = repeat;
+  history.size = size;
+  history.cursor = cursor;
+  append_bytes(history, literal, uint32_t(literals_end - literal));
   return Error::none;
 }
 

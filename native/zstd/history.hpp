@@ -16,7 +16,7 @@ class History {
  public:
   static constexpr unsigned bucket_log = 13;  // one lower bound for every 8 KiB of content
 
-  uint32_t* positions = nullptr;  // ascending
+  uint32_t* positions = nullptr;  // ascending; positions[-1] is 0
   uint8_t* values = nullptr;      // never 0
   uint32_t* buckets =
       nullptr;  // buckets[k]: entries before it lie before k << bucket_log; 0 .. bucket_limit - 1
@@ -28,7 +28,7 @@ class History {
   History(const History&) = delete;
   History& operator=(const History&) = delete;
   ~History() {
-    free(positions);
+    free(position_memory_);
     free(values);
     free(buckets);
   }
@@ -37,6 +37,7 @@ class History {
     size = 0;
     base = 0;
     cursor = 0;
+    filled_ = 1;
   }
 
   // Makes room for a block of `block_bytes`, every byte of which may become an entry. False: out of memory.
@@ -51,7 +52,7 @@ class History {
   }
 
   // The first entry at or after `position`, for positions up to the cursor.
-  size_t lower_bound(uint32_t position) const {
+  NATIVE_INLINE size_t lower_bound(uint32_t position) const {
     size_t low = buckets[position >> bucket_log], high = size;
     while (low < high) {
       const size_t middle = (low + high) / 2;
@@ -63,22 +64,29 @@ class History {
     return low;
   }
 
-  void append(uint32_t position, uint8_t value) {
-    positions[size] = position;
-    values[size] = value;
-    size++;
+  // Where the next bucket after the cursor's starts.
+  NATIVE_INLINE uint32_t bucket_end() const { return filled_ << bucket_log; }
+
+  // Sets the lower bound of every bucket that starts behind the cursor's and up to `position`; returns where
+  // the next one starts. To be called before the entries on the way are appended: a bound may be too low,
+  // never too high.
+  NATIVE_INLINE uint32_t fill_buckets(uint32_t position, size_t entries) {
+    uint32_t k = filled_;
+    for (; k <= position >> bucket_log; k++) buckets[k] = uint32_t(entries);
+    filled_ = k;
+    return k << bucket_log;
   }
 
-  // Moves the cursor, setting the lower bound of every bucket that starts on the way. To be called before the
-  // entries on the way are appended: a bound may be too low, never too high.
-  void advance(uint32_t position) {
-    for (uint32_t k = (cursor >> bucket_log) + 1; k <= position >> bucket_log; k++)
-      buckets[k] = uint32_t(size);
+  // Moves the cursor; before the entries on the way are appended.
+  NATIVE_INLINE void advance(uint32_t position) {
+    fill_buckets(position, size);
     cursor = position;
   }
 
  private:
+  uint32_t* position_memory_ = nullptr;  // positions - 1
   size_t capacity_ = 0, bucket_capacity_ = 0;
+  uint32_t filled_ = 1;  // buckets that have a bound
   size_t slide_entries_ = 64 << 10;
 
   // Drops what lies more than a window behind the cursor.
@@ -89,19 +97,24 @@ class History {
     size -= dropped;
     for (size_t i = 0; i < size; i++) positions[i] = positions[dropped + i] - cut;
     memmove(values, values + dropped, size);
-    const uint32_t first = cut >> bucket_log, last = cursor >> bucket_log;
-    for (uint32_t k = first; k <= last; k++) {
-      const uint32_t bound = buckets[k];
-      buckets[k - first] = bound > dropped ? uint32_t(bound - dropped) : 0;
+    const uint32_t first = cut >> bucket_log;
+    for (uint32_t k = first; k < filled_; k++) {
+      buckets[k - first] = buckets[k] > dropped ? uint32_t(buckets[k] - dropped) : 0;
     }
+    filled_ -= first;
     base += cut;
     cursor -= cut;
   }
 
   bool grow(size_t entries) {
     const size_t capacity = entries + entries / 2;
-    auto* positions_now = static_cast<uint32_t*>(realloc(positions, capacity * sizeof *positions));
-    if (positions_now != nullptr) positions = positions_now;
+    auto* positions_now =
+        static_cast<uint32_t*>(realloc(position_memory_, (capacity + 1) * sizeof *positions));
+    if (positions_now != nullptr) {
+      position_memory_ = positions_now;
+      position_memory_[0] = 0;
+      positions = position_memory_ + 1;
+    }
     auto* values_now = static_cast<uint8_t*>(realloc(values, capacity));
     if (values_now != nullptr) values = values_now;
     if (positions_now == nullptr || values_now == nullptr) return false;

@@ -2,43 +2,56 @@
 #pragma once
 #include "backward_bits.hpp"
 #include "fse.hpp"
-#include "limits.hpp"
+#include "huffman_table.hpp"
+#include "simd.hpp"
 
 namespace native::zstd {
 
-struct HuffmanTable {
-  // Indexed by the next `log` bits: symbol | code length << 8. The tail absorbs whole-vector stores.
-  uint16_t cell[(1 << huffman_bits_max) + 64];
-  unsigned log;
-  bool valid = false;
-};
-
 // Section 4.2.1.3: from the weights of symbols 0 .. count - 1 to the table; the last symbol's weight is
-// implied.
-inline Error build_huffman_table(uint8_t* weights, unsigned count, HuffmanTable& table) {
+// implied. `weights` holds 256 bytes, zero from `count` on. Finds the symbols of a weight by comparing 64
+// weights at once.
+static inline Error build_huffman_table(uint8_t* weights, unsigned count, HuffmanTable& table) {
   if (count == 0 || count >= 256) return Error::huffman_weights;
-  unsigned of_weight[huffman_bits_max + 1] = {};
+  uint64_t having[huffman_bits_max + 1][4];  // having[w]: bit s says that symbol s has weight w
   uint32_t total = 0;
-  for (unsigned symbol = 0; symbol < count; symbol++) {
-    if (weights[symbol] > huffman_bits_max) return Error::huffman_weights;
-    of_weight[weights[symbol]]++;
-    total += (1u << weights[symbol]) >> 1;
+  unsigned seen = 0;
+  unsigned words = (count + 63) / 64;
+  unsigned of_weight[huffman_bits_max + 2] = {};
+  for (unsigned word = 0; word < words; word++) {
+    for (unsigned weight = 1; weight <= huffman_bits_max; weight++) {
+      having[weight][word] = simd::equal_mask(weights + 64 * word, uint8_t(weight));
+      of_weight[weight] += unsigned(__builtin_popcountll(having[weight][word]));
+    }
+    seen += unsigned(__builtin_popcountll(simd::nonzero_mask(weights + 64 * word)));
   }
-  if (total == 0) return Error::huffman_weights;
+  for (unsigned weight = 1; weight <= huffman_bits_max; weight++) {
+    total += of_weight[weight] << (weight - 1);
+    seen -= of_weight[weight];
+  }
+  if (seen != 0 || total == 0) return Error::huffman_weights;  // a weight above the maximum, or none at all
   const unsigned log = highest_bit(total) + 1;
   if (log > huffman_bits_max) return Error::huffman_weights;
   const uint32_t rest = (1u << log) - total;
   if (rest & (rest - 1)) return Error::huffman_weights;
-  weights[count] = uint8_t(highest_bit(rest) + 1);
-  of_weight[weights[count++]]++;
+  const unsigned last_weight = highest_bit(rest) + 1;
+  if (count % 64 == 0) {
+    for (unsigned weight = 1; weight <= log; weight++) having[weight][words] = 0;
+    words++;
+  }
+  having[last_weight][count / 64] |= uint64_t{1} << (count % 64);
+  of_weight[last_weight]++;
   if (of_weight[1] < 2 || of_weight[1] % 2) return Error::huffman_weights;
-  unsigned at = 0;
+
+  uint16_t* cell = table.cell;
   for (unsigned weight = 1; weight <= log; weight++) {
     if (of_weight[weight] == 0) continue;
-    for (unsigned symbol = 0; symbol < count; symbol++) {
-      if (weights[symbol] != weight) continue;
-      for (unsigned i = 0; i < 1u << (weight - 1); i++)
-        table.cell[at++] = uint16_t(symbol | (log + 1 - weight) << 8);
+    const unsigned cells = 1u << (weight - 1), length = log + 1 - weight;
+    for (unsigned word = 0; word < words; word++) {
+      for (uint64_t left = having[weight][word]; left != 0; left &= left - 1) {
+        const unsigned symbol = 64 * word + unsigned(__builtin_ctzll(left));
+        simd::fill_cells(cell, uint16_t(symbol | length << 8), cells);
+        cell += cells;
+      }
     }
   }
   table.log = log;
@@ -48,7 +61,7 @@ inline Error build_huffman_table(uint8_t* weights, unsigned count, HuffmanTable&
 
 // Section 4.2.1.2: weights compressed by FSE, two interleaved states. Returns the count of weights, 0 if
 // malformed.
-inline unsigned read_fse_weights(const uint8_t* at, size_t size, uint8_t* weights) {
+static inline unsigned read_fse_weights(const uint8_t* at, size_t size, uint8_t* weights) {
   Distribution distribution;
   const size_t header = read_distribution(at, size, fse_symbols_max, 6, distribution);
   if (header == 0 || header >= size) return 0;
@@ -64,6 +77,19 @@ inline unsigned read_fse_weights(const uint8_t* at, size_t size, uint8_t* weight
   if (bits.remaining < int64_t(2 * distribution.log)) return 0;
   Cell even = cell[bits.read(distribution.log)], odd = cell[bits.read(distribution.log)];
   unsigned count = 0;
+  while (bits.remaining >= 56 && count <= 248) {  // eight weights of at most 6 bits out of one word
+    uint64_t word = bits.word() << (-bits.top() & 63);
+    for (unsigned pair = 0; pair < 4; pair++, count += 2) {
+      weights[count] = even.symbol;
+      weights[count + 1] = odd.symbol;
+      const unsigned even_bits = even.bits, odd_bits = odd.bits;
+      even = cell[even.baseline + (word >> 1 >> (63 - even_bits))];
+      word <<= even_bits;
+      odd = cell[odd.baseline + (word >> 1 >> (63 - odd_bits))];
+      word <<= odd_bits;
+      bits.remaining -= even_bits + odd_bits;
+    }
+  }
   for (;;) {
     if (count > 253) return 0;
     weights[count++] = even.symbol;
@@ -83,9 +109,9 @@ inline unsigned read_fse_weights(const uint8_t* at, size_t size, uint8_t* weight
 }
 
 // Section 4.2.1. On success `used` is the length of the tree description.
-inline Error read_huffman_table(const uint8_t* at, size_t size, HuffmanTable& table, size_t& used) {
+static inline Error read_huffman_table(const uint8_t* at, size_t size, HuffmanTable& table, size_t& used) {
   if (size == 0) return Error::huffman_header;
-  uint8_t weights[256 + margin];
+  uint8_t weights[256 + margin] = {};
   const unsigned header = at[0];
   unsigned count;
   if (header >= 128) {  // section 4.2.1.1: four bits a weight
@@ -103,14 +129,14 @@ inline Error read_huffman_table(const uint8_t* at, size_t size, HuffmanTable& ta
 }
 
 // One stream of exactly `count` symbols (section 4.2.2): every bit of it must be used.
-inline bool decode_huffman_stream(const HuffmanTable& table, const uint8_t* at, size_t size, uint8_t* out,
-                                  size_t count) {
+static inline bool decode_huffman_stream(const HuffmanTable& table, const uint8_t* at, size_t size,
+                                         uint8_t* out, size_t count) {
   BackwardBits bits;
   if (!bits.open(at, size)) return false;
   const unsigned log = table.log;
   for (size_t i = 0; i < count;) {
     if (bits.remaining < 0) return false;
-    uint64_t word = bits.word() << (64 - bits.top());   // unread bits at the top; zeros or older bytes below
+    uint64_t word = bits.word() << (-bits.top() & 63);  // unread bits at the top; zeros or older bytes below
     const size_t stop = count - i < 5 ? count : i + 5;  // 5 * 11 bits <= 56
     for (; i < stop; i++) {
       const uint16_t cell = table.cell[word >> (64 - log)];
@@ -123,8 +149,8 @@ inline bool decode_huffman_stream(const HuffmanTable& table, const uint8_t* at, 
 }
 
 // Four streams behind a jump table of three 16-bit sizes (section 3.1.1.3.1.6).
-inline bool decode_four_huffman_streams(const HuffmanTable& table, const uint8_t* at, size_t size,
-                                        uint8_t* out, size_t count) {
+static inline bool decode_four_huffman_streams(const HuffmanTable& table, const uint8_t* at, size_t size,
+                                               uint8_t* out, size_t count) {
   if (size < 10 || count < 6) return false;
   size_t stream_size[4] = {load<uint16_t>(at), load<uint16_t>(at + 2), load<uint16_t>(at + 4), 0};
   const size_t first_three = stream_size[0] + stream_size[1] + stream_size[2] + 6;

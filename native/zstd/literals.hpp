@@ -11,8 +11,8 @@ struct Literals {
 
 // Reads the section at `at` and moves `at` behind it. `buffer` holds block_size_max + margin bytes; raw
 // literals are left in place. The block must have `margin` readable bytes on both sides.
-inline Error read_literals(const uint8_t*& at, const uint8_t* end, uint32_t size_max, HuffmanTable& table,
-                           uint8_t* buffer, Literals& out) {
+static inline Error read_literals(const uint8_t*& at, const uint8_t* end, uint32_t size_max,
+                                  HuffmanTable& table, uint8_t* buffer, Literals& out) {
   enum Type : unsigned { raw, run, compressed, treeless };
   if (at >= end) return Error::literals_header;
   const unsigned type = at[0] & 3, size_format = (at[0] >> 2) & 3;

@@ -5,10 +5,16 @@
 
 namespace native::zstd {
 
-// A state of a sequence table in eight bytes: the next state's baseline (bits 0-15) and bit count (16-23),
-// the value's extra bit count (24-31) and baseline (32-63). The sum of three cells holds all bit counts of a
-// sequence at once.
-using SequenceCell = uint64_t;
+// A state of a sequence table in eight bytes, every field a load of its own: the loop that reads them is
+// short of arithmetic, not of loads.
+struct SequenceCell {
+  uint16_t next;        // baseline of the next state
+  uint8_t state_bits;   // to be read and added to it
+  uint8_t all_bits;     // state_bits + extra_bits
+  uint8_t extra_bits;   // to be read and added to the value's baseline
+  uint8_t baseline[3];  // of the value; 0 for offsets, whose baseline is 1 << extra_bits
+};
+static_assert(sizeof(SequenceCell) == 8);
 
 struct SequenceTable {
   SequenceCell cell[1 << fse_log_max];
@@ -17,15 +23,18 @@ struct SequenceTable {
 
 enum SequenceField : unsigned { literal_length_field, offset_field, match_length_field };
 
+// The tables of the block being decoded. They stay where they are, so that the sequence loop addresses all
+// three from one pointer; predefined ones are copied in.
 struct SequenceTables {
-  SequenceTable own[3];
-  const SequenceTable* current[3] = {nullptr, nullptr, nullptr};  // nullptr: nothing to repeat yet
+  SequenceTable table[3];
+  bool valid[3] = {false, false, false};  // false: nothing to repeat yet
 };
 
-// The value part of a cell for each symbol: section 3.1.1.3.2.1.1, tables 14, 15 and offset codes.
-struct SymbolValues {
-  SequenceCell value[3][64];
-  constexpr SymbolValues() : value{} {
+// A cell without its state, for each symbol, as a number: section 3.1.1.3.2.1.1, tables 14 and 15, and offset
+// codes.
+struct SymbolCells {
+  uint64_t cell[3][64];
+  constexpr SymbolCells() : cell{} {
     uint32_t length = 0;
     for (unsigned symbol = 0; symbol < literal_length_symbols; symbol++) {
       const unsigned extra = symbol < 16    ? 0
@@ -34,7 +43,7 @@ struct SymbolValues {
                              : symbol < 24  ? 3
                              : symbol == 24 ? 4
                                             : symbol - 19;
-      value[literal_length_field][symbol] = uint64_t(extra) << 24 | uint64_t(length) << 32;
+      cell[literal_length_field][symbol] = make(extra, length);
       length += 1u << extra;
     }
     length = 3;
@@ -46,55 +55,32 @@ struct SymbolValues {
                              : symbol < 42  ? 4
                              : symbol == 42 ? 5
                                             : symbol - 36;
-      value[match_length_field][symbol] = uint64_t(extra) << 24 | uint64_t(length) << 32;
+      cell[match_length_field][symbol] = make(extra, length);
       length += 1u << extra;
     }
-    for (unsigned symbol = 0; symbol < offset_symbols; symbol++) {
-      value[offset_field][symbol] = uint64_t(symbol) << 24 | uint64_t(1u << symbol) << 32;
-    }
+    for (unsigned symbol = 0; symbol < offset_symbols; symbol++) cell[offset_field][symbol] = make(symbol, 0);
+  }
+  static constexpr uint64_t make(unsigned extra_bits, uint32_t baseline) {
+    return uint64_t(extra_bits) << 24 | uint64_t(extra_bits) << 32 | uint64_t(baseline) << 40;
   }
 };
-inline constexpr SymbolValues symbol_values;
+inline constexpr SymbolCells symbol_cells;
 
-inline void build_sequence_table(SequenceField field, const Distribution& distribution,
-                                 SequenceTable& table) {
-  const SequenceCell* value = symbol_values.value[field];
+static inline void build_sequence_table(SequenceField field, const Distribution& distribution,
+                                        SequenceTable& table) {
+  const uint64_t* symbol_cell = symbol_cells.cell[field];
   table.log = distribution.log;
   build_fse_table(distribution, [&](unsigned state, unsigned symbol, unsigned bits, unsigned baseline) {
-    table.cell[state] = value[symbol] | baseline | bits << 16;
+    const uint64_t cell = symbol_cell[symbol] + (baseline | bits << 16 | bits << 24);
+    memcpy(&table.cell[state], &cell, sizeof cell);
   });
 }
 
-// Section 3.1.1.3.2.2: the predefined tables.
-inline const SequenceTable* predefined_tables() {
-  static const struct Predefined {
-    SequenceTable table[3];
-    Predefined() {
-      static const Distribution distributions[3] = {
-          {{4, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1,  1,  2,  2,
-            2, 2, 2, 2, 2, 2, 2, 3, 2, 1, 1, 1, 1, 1, -1, -1, -1, -1},
-           36,
-           6,
-           true},
-          {{1, 1, 1, 1, 1, 1, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1},
-           29,
-           5,
-           true},
-          {{1, 4, 3, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,  1,  1,  1,  1,  1,  1, 1,
-            1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1},
-           53,
-           6,
-           true}};
-      for (unsigned field = 0; field < 3; field++) {
-        build_sequence_table(SequenceField(field), distributions[field], table[field]);
-      }
-    }
-  } predefined;
-  return predefined.table;
-}
+// Section 3.1.1.3.2.2. Built once, in sequence_tables.cpp.
+extern const SequenceTable predefined_tables[3];
 
 // Section 3.1.1.3.2.1: how many sequences the block has. Moves `at` behind the count.
-inline Error read_sequence_count(const uint8_t*& at, const uint8_t* end, uint32_t& count) {
+static inline Error read_sequence_count(const uint8_t*& at, const uint8_t* end, uint32_t& count) {
   const size_t available = size_t(end - at);
   if (available < 1) return Error::sequences_header;
   const unsigned first = at[0];
@@ -106,7 +92,7 @@ inline Error read_sequence_count(const uint8_t*& at, const uint8_t* end, uint32_
 }
 
 // The compression modes byte and the tables behind it. Moves `at` to the bitstream.
-inline Error read_sequence_tables(const uint8_t*& at, const uint8_t* end, SequenceTables& tables) {
+static inline Error read_sequence_tables(const uint8_t*& at, const uint8_t* end, SequenceTables& tables) {
   enum Mode : unsigned { predefined, run, compressed, repeat };
   static constexpr unsigned symbols_max[3] = {literal_length_symbols, offset_symbols, match_length_symbols};
   static constexpr unsigned log_max[3] = {literal_length_log_max, offset_log_max, match_length_log_max};
@@ -114,28 +100,30 @@ inline Error read_sequence_tables(const uint8_t*& at, const uint8_t* end, Sequen
   const unsigned modes = *at++;
   if (modes & 3) return Error::reserved_bit;
   for (unsigned field = 0; field < 3; field++) {
-    SequenceTable& own = tables.own[field];
+    SequenceTable& table = tables.table[field];
     switch ((modes >> (6 - 2 * field)) & 3) {
-      case predefined: tables.current[field] = &predefined_tables()[field]; break;
+      case predefined:
+        table.log = predefined_tables[field].log;
+        memcpy(table.cell, predefined_tables[field].cell, sizeof(SequenceCell) << table.log);
+        break;
       case run:
         if (at >= end || *at >= symbols_max[field]) return Error::fse_header;
-        own.cell[0] = symbol_values.value[field][*at++];
-        own.log = 0;
-        tables.current[field] = &own;
+        memcpy(table.cell, &symbol_cells.cell[field][*at++], sizeof *table.cell);
+        table.log = 0;
         break;
       case compressed: {
         Distribution distribution;
         const size_t used =
             read_distribution(at, size_t(end - at), symbols_max[field], log_max[field], distribution);
         if (used == 0) return Error::fse_header;
-        build_sequence_table(SequenceField(field), distribution, own);
+        build_sequence_table(SequenceField(field), distribution, table);
         at += used;
-        tables.current[field] = &own;
         break;
       }
       default:
-        if (tables.current[field] == nullptr) return Error::fse_missing;
+        if (!tables.valid[field]) return Error::fse_missing;
     }
+    tables.valid[field] = true;
   }
   return Error::none;
 }

@@ -1,27 +1,18 @@
 // Frames and blocks of a whole payload: RFC 8878 section 3.1 (frames), 3.1.1.2 (blocks).
 #pragma once
+#include "block_decoder.hpp"
 #include "elements.hpp"
 #include "error.hpp"
-#include "execute_sparse.hpp"
-#include "frame.hpp"
 
 namespace native::zstd {
-
-// What a thread needs to decode, reusable for one payload after the other.
-struct Workspace {
-  HuffmanTable huffman;
-  SequenceTables sequences;
-  History history;
-  uint8_t literals[block_size_max + 2 * margin];
-  uint8_t block[block_size_max + 2 * margin];  // a copy of a block that lies too near to an end of the input
-};
 
 // Decodes concatenated frames of parent XOR new into elements. `advance` may be called again and again as
 // more of the input arrives at the same address; `finish` says whether what arrived was a whole payload.
 class SparseDecoder {
  public:
   SparseDecoder(Workspace& workspace, Elements& elements, uint64_t size_bytes, uint64_t window_bytes_max)
-      : workspace_(workspace),
+      : blocks_(block_decoder(active_instruction_set())),
+        workspace_(workspace),
         elements_(elements),
         size_bytes_(size_bytes),
         window_bytes_max_(window_bytes_max) {}
@@ -39,20 +30,19 @@ class SparseDecoder {
  private:
   enum class Expect { frame, block, checksum } expect_ = Expect::frame;
 
+  const BlockDecoder& blocks_;
   Workspace& workspace_;
   Elements& elements_;
   const uint64_t size_bytes_, window_bytes_max_;
   const uint8_t* input_ = nullptr;
   size_t offset_ = 0, available_ = 0;
-  FrameHeader frame_{};
-  RepeatOffsets repeat_;
   uint64_t decoded_bytes_ = 0, frame_start_bytes_ = 0, frames_ = 0, unverified_checksums_ = 0;
   Failure failure_;
 
   Error read_frame_header();
   Error read_block();
   Error decode_block(const BlockHeader& header, const uint8_t* content);
-  Error decode_compressed_block(const uint8_t* at, uint32_t stored_bytes);
+  const uint8_t* with_margins(const uint8_t* content, uint32_t stored_bytes);
   Error end_frame();
   Error fail(Error error, uint64_t expected, uint64_t found);
 };

@@ -19,9 +19,7 @@ def sparse_content(size_bytes: int, density: float, seed: int) -> bytes:
 
 def text_content(size_bytes: int, seed: int) -> bytes:
     random = np.random.default_rng(seed)
-    words = [
-        random.integers(97, 123, random.integers(2, 9)).astype(np.uint8).tobytes() + b" " for _ in range(400)
-    ]
+    words = [random.integers(97, 123, random.integers(2, 9)).astype(np.uint8).tobytes() + b" " for _ in range(400)]
     text = b"".join(words[i] for i in random.zipf(1.3, size_bytes // 4 + 1) % len(words))
     return text[:size_bytes]
 

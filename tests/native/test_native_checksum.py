@@ -37,17 +37,13 @@ def test_combine_takes_lengths_beyond_32_bits() -> None:
 @pytest.mark.parametrize("element_size", [1, 2, 4, 8])
 @pytest.mark.parametrize("position_dtype", [np.uint32, np.uint64, np.int64])
 @pytest.mark.parametrize("count", [0, 1, 7, 64, 1000, 5000])
-def test_correction_leads_from_the_old_checksum_to_the_new(
-    element_size: int, position_dtype: type, count: int
-) -> None:
+def test_correction_leads_from_the_old_checksum_to_the_new(element_size: int, position_dtype: type, count: int) -> None:
     random = np.random.default_rng(count * element_size)
     old = random.integers(0, 256, 40_000, np.uint8).view(f"u{element_size}")
     new = old.copy()
     positions = random.permutation(old.size)[:count]
     new[positions] = random.integers(0, 256, count * element_size, np.uint8).view(new.dtype)
-    correction = native.adler32_correction(
-        positions.astype(position_dtype), old[positions], new[positions], old.nbytes
-    )
+    correction = native.adler32_correction(positions.astype(position_dtype), old[positions], new[positions], old.nbytes)
     assert native.adler32_add(zlib.adler32(old), correction) == zlib.adler32(new)
 
 
@@ -79,6 +75,4 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     with pytest.raises(TypeError, match="one dtype"):
         native.adler32_correction(positions, np.zeros(3, np.uint16), np.zeros(3, np.uint8), 10)
     with pytest.raises(TypeError, match="32- or 64-bit integers"):
-        native.adler32_correction(
-            positions.astype(np.float32), np.zeros(3, np.uint8), np.zeros(3, np.uint8), 10
-        )
+        native.adler32_correction(positions.astype(np.float32), np.zeros(3, np.uint8), np.zeros(3, np.uint8), 10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -14,6 +14,16 @@ from hypothesis import strategies as st
 from native_contents import CONTENTS, parameter_grid, sparse_content, text_content
 
 import native
+from native import _core
+
+
+@pytest.fixture(params=_core.instruction_sets(), autouse=True)
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every test here runs once with each instruction set that the processor has."""
+    _core.use_instruction_set(request.param)
+    yield request.param
+    _core.use_instruction_set(_core.instruction_sets()[-1])
+
 
 SKIPPABLE = struct.pack("<II", 0x184D2A53, 5) + b"hello"
 
@@ -44,7 +54,7 @@ def test_every_compression_of_every_content_decodes_to_it(
     parameters: zstandard.ZstdCompressionParameters, content_of: Callable[[int, int], bytes]
 ) -> None:
     compressor = zstandard.ZstdCompressor(compression_params=parameters)
-    for size, seed in ((0, 0), (1, 1), (255, 2), (3000, 3), (300_000, 4)):
+    for size, seed in ((0, 0), (1, 1), (255, 2), (3000, 3), (200_000, 4)):
         content = content_of(size, seed)
         assert_decodes_to(compressor.compress(content), content)
 
@@ -84,8 +94,7 @@ def test_streamed_frames_without_content_size() -> None:
     content = sparse_content(500_000, 0.002, seed=8)
     writer = zstandard.ZstdCompressor(level=3).compressobj()
     payload = (
-        b"".join(writer.compress(content[i : i + 70_000]) for i in range(0, len(content), 70_000))
-        + writer.flush()
+        b"".join(writer.compress(content[i : i + 70_000]) for i in range(0, len(content), 70_000)) + writer.flush()
     )
     assert_decodes_to(payload, content, 2)
 
@@ -121,7 +130,11 @@ def test_a_frame_with_content_beyond_four_gibibytes_gives_wide_positions() -> No
     assert decoded.masks.tolist() == [1, 1, 1]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 @given(
     pieces=st.lists(
         st.tuples(st.sampled_from([b"\0", b"\1", b"ab", b"\0\0\7", b"xyz\0"]), st.integers(1, 5000)),
@@ -130,9 +143,7 @@ def test_a_frame_with_content_beyond_four_gibibytes_gives_wide_positions() -> No
     level=st.integers(-5, 19),
     element_size=st.sampled_from([1, 2, 4]),
 )
-def test_any_content_of_runs_decodes_to_itself(
-    pieces: list[tuple[bytes, int]], level: int, element_size: int
-) -> None:
+def test_any_content_of_runs_decodes_to_itself(pieces: list[tuple[bytes, int]], level: int, element_size: int) -> None:
     content = b"".join(unit * count for unit, count in pieces)
     content += bytes(-len(content) % element_size)
     assert_decodes_to(compress(content, level), content, element_size)
@@ -155,9 +166,7 @@ def test_mutated_payloads_are_rejected_or_decode_as_libzstd_decodes_them(level: 
     for _ in range(1500):
         damaged = mutated(payload, random)
         try:
-            oracle = zstandard.ZstdDecompressor().decompress(
-                damaged, max_output_size=1 << 20, allow_extra_data=False
-            )
+            oracle = zstandard.ZstdDecompressor().decompress(damaged, max_output_size=1 << 20, allow_extra_data=False)
             decoded = native.decode_sparse(damaged, len(oracle), 1)
         except (zstandard.ZstdError, native.DecodeError):
             continue
@@ -188,9 +197,7 @@ def test_wrong_lengths_say_what_was_expected_and_found() -> None:
 
 def test_bytes_after_the_last_frame_are_rejected() -> None:
     payload = compress(bytes(1000))
-    with pytest.raises(
-        native.DecodeError, match=f"at byte {len(payload)}: expected a zstd or skippable frame"
-    ):
+    with pytest.raises(native.DecodeError, match=f"at byte {len(payload)}: expected a zstd or skippable frame"):
         native.decode_sparse(payload + b"tail", 1000, 1)
 
 
@@ -220,6 +227,8 @@ def test_a_content_checksum_is_skipped_not_taken_for_a_frame() -> None:
 
 
 def test_arguments_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="instruction set sse9 is not available"):
+        _core.use_instruction_set("sse9")
     with pytest.raises(ValueError, match="element_size: expected 1, 2, 4 or 8, found 3"):
         native.decode_sparse(b"", 0, 3)
     with pytest.raises(ValueError, match="max_window_bytes"):

@@ -25,13 +25,9 @@ def pair(size_bytes: int, changes: int, element_size: int, seed: int) -> tuple[n
 @pytest.mark.parametrize("element_size", [1, 2, 4, 8])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("level", [1, 3, 5, 9])
-def test_payload_count_and_checksum_are_those_of_the_change(
-    element_size: int, threads: int, level: int
-) -> None:
+def test_payload_count_and_checksum_are_those_of_the_change(element_size: int, threads: int, level: int) -> None:
     parent, new = pair(300_000, 500, element_size, seed=level)
-    encoded = native.encode_delta(
-        parent, new, element_size, level=level, frame_bytes=1 << 16, threads=threads
-    )
+    encoded = native.encode_delta(parent, new, element_size, level=level, frame_bytes=1 << 16, threads=threads)
     assert encoded.changed_elements == 500
     assert encoded.adler32 == zlib.adler32(new)
     reader = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(encoded.payload), read_across_frames=True)

@@ -43,9 +43,7 @@ def test_every_position_inside_the_box_is_mapped(
     }
     random = np.random.default_rng(seed)
     positions = np.unique(random.integers(0, max(table) + 10, 50)).astype(dtype)
-    index, target = native.map_positions(
-        positions, source, destination, extents, strides, destination_strides
-    )
+    index, target = native.map_positions(positions, source, destination, extents, strides, destination_strides)
     expected = [(i, table[p]) for i, p in enumerate(positions.tolist()) if p in table]
     assert list(zip(index.tolist(), target.tolist(), strict=True)) == expected
     assert index.dtype == target.dtype == np.uint32

@@ -1,0 +1,18 @@
+// One block at a time, compiled once for each instruction set: RFC 8878 section 3.1.1.2.
+#pragma once
+#include "../cpu.hpp"
+#include "workspace.hpp"
+
+namespace native::zstd {
+
+struct BlockDecoder {
+  // The content of a compressed block (section 3.1.1.3) appended to the history, which has room for it.
+  // `margin` bytes on both sides of [at, end) are readable.
+  Error (*decode_compressed)(Workspace&, const uint8_t* at, const uint8_t* end);
+  // The content of a raw block; `margin` bytes behind it are readable.
+  void (*append_bytes)(History&, const uint8_t* data, uint32_t length);
+};
+
+const BlockDecoder& block_decoder(InstructionSet);
+
+}  // namespace native::zstd
