@@ -1,6 +1,6 @@
 """The LMCache server as a supervised child: one a node, with explicit flags, restarted when it dies.
 
-Owns the child process, its ports and its answers over HTTP and RPC. Refuses to own what the engine does about a death:
+Owns the child process, its ports and its control socket. Refuses to own what the engine does about a death:
 it reports `on_lost` once the child is certainly dead (it writes into the engine's KV memory, so a doubtful one is
 killed first), and `on_back` once a new one answers.
 """
@@ -22,8 +22,6 @@ from enum import Enum, unique
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 logger = logging.getLogger("rollout.kv")
 
 START_TIMEOUT_S = 120.0
@@ -35,6 +33,7 @@ HANG_TIMEOUT_S = 6.0
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
 _STEADY_S = 60.0
+_MAX_ANSWER_BYTES = 64 << 20
 
 
 @unique
@@ -79,9 +78,9 @@ async def _nothing() -> None:
 
 class LmcacheServer:
     """Starts, watches and stops the child. `capacity_bytes`: of its pool. `chunk_tokens`: a multiple of the engine's
-    block size. `log`: where its output goes."""
+    block size. `directory`: private to this server, for its log and its control socket."""
 
-    def __init__(self, capacity_bytes: int, chunk_tokens: int, log: Path) -> None:
+    def __init__(self, capacity_bytes: int, chunk_tokens: int, directory: Path) -> None:
         self.capacity_bytes = capacity_bytes
         self.chunk_tokens = chunk_tokens
         self.address = ServerAddress(*_free_ports(3))
@@ -89,11 +88,11 @@ class LmcacheServer:
         self.restarts = 0
         self.on_lost: Hook = _nothing
         self.on_back: Hook = _nothing
-        self._log_path = log
+        self._log_path = directory / "lmcache.log"
+        self._socket = directory / "lmcache.sock"
         self._child: subprocess.Popen[bytes] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
-        self._rpc: Any = None
 
     @property
     def pid(self) -> int | None:
@@ -122,35 +121,30 @@ class LmcacheServer:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watcher
         await self._end_child()
-        self._close_client()
         self.state = ServerState.STOPPED
 
-    async def call(self, method: str, payload: dict[str, Any], timeout_s: float = HANG_TIMEOUT_S) -> dict[str, Any]:
-        """Calls a method of `kvtier.lmcache_module` in the server. Raises ServerUnreachable, RuntimeError."""
-        from lmcache.v1.multiprocess.protocols.server_module import ServerModuleCallRequest
-
-        request = ServerModuleCallRequest(method, json.dumps(payload).encode())
-        response = await self._result(self._client().server_module_call(request), timeout_s)
-        if not response.success:
-            raise RuntimeError(f"lmcache server: {method} failed: {response.error}")
-        answer: dict[str, Any] = json.loads(response.payload)
-        return answer
-
-    async def metrics(self) -> str:
-        """Its metrics in Prometheus' text format. Raises ServerUnreachable."""
+    async def call(self, call: str, timeout_s: float = HANG_TIMEOUT_S, **arguments: Any) -> dict[str, Any]:
+        """Calls `kvtier.lmcache_module` in the server. Raises ServerUnreachable, RuntimeError."""
         try:
-            async with httpx.AsyncClient(timeout=HANG_TIMEOUT_S, trust_env=False) as http:
-                response = await http.get(f"{self.address.http_url}/metrics")
-                response.raise_for_status()
-        except httpx.HTTPError as error:
-            raise ServerUnreachable(f"lmcache server does not answer: {error}") from error
-        return response.text
+            async with asyncio.timeout(timeout_s):
+                reader, writer = await asyncio.open_unix_connection(self._socket, limit=_MAX_ANSWER_BYTES)
+                try:
+                    writer.write(json.dumps({"call": call, **arguments}).encode() + b"\n")
+                    line = await reader.readline()
+                finally:
+                    writer.close()
+            answer: dict[str, Any] = json.loads(line)
+        except (OSError, TimeoutError, ValueError) as error:
+            raise ServerUnreachable(f"lmcache server does not answer {call}: {error!r}") from error
+        if "error" in answer:
+            raise RuntimeError(f"lmcache server: {call} failed: {answer['error']}")
+        return answer
 
     def command(self) -> list[str]:
         """Every flag that matters is explicit: defaults of the server are made for other machines."""
         size_gib = self.capacity_bytes / (1 << 30)
         address = self.address
-        module = {"module_path": "kvtier.lmcache_module", "factory_name": "build_server_modules"}
+        module = {"module_path": "kvtier.lmcache_module", "config": {"socket": str(self._socket)}}
         return [
             *(sys.executable, "-m", "kvtier.server_child", str(os.getpid()), "server"),
             *("--host", "127.0.0.1", "--port", str(address.rpc_port)),
@@ -173,10 +167,11 @@ class LmcacheServer:
             "PYTHONWARNINGS": "ignore::FutureWarning",
             "PYTHONUNBUFFERED": "1",
         }
+        self._socket.unlink(missing_ok=True)
         with self._log_path.open("ab") as log:
             # On this thread: the child dies with the thread that started it. Its own session: Ctrl-C reaches the
             # engine first, which still unregisters from this server.
-            self._child = subprocess.Popen(
+            self._child = subprocess.Popen(  # noqa: ASYNC220
                 self.command(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -194,30 +189,11 @@ class LmcacheServer:
             await asyncio.sleep(0.1)
 
     async def _answers(self, timeout_s: float) -> bool:
-        """The same question the connector's heartbeat asks."""
         try:
-            return bool(await self._result(self._client().ping(None), timeout_s))
-        except ServerUnreachable:
+            await self.call("ping", timeout_s)
+        except RuntimeError:
             return False
-
-    def _client(self) -> Any:
-        if self._rpc is None:
-            from lmcache.v1.multiprocess.transport.factory import RequestClientFactory
-
-            self._rpc = RequestClientFactory.create(self.address.rpc_url)
-        return self._rpc
-
-    def _close_client(self) -> None:
-        """A new server must not get what was queued for the one before."""
-        if self._rpc is not None:
-            self._rpc.close()
-            self._rpc = None
-
-    async def _result(self, future: Any, timeout_s: float) -> Any:
-        try:
-            return await asyncio.to_thread(future.result, timeout_s)
-        except TimeoutError as error:
-            raise ServerUnreachable(f"lmcache server did not answer within {timeout_s:.1f} s") from error
+        return True
 
     async def _watch(self) -> None:
         answered_at = started_at = time.monotonic()
@@ -272,7 +248,6 @@ class LmcacheServer:
         if self._child is not None:
             self._child.kill()
             await asyncio.to_thread(self._child.wait)
-            self._close_client()
 
     async def _end_child(self) -> None:
         child = self._child

@@ -1,6 +1,6 @@
 """The process that `kvtier.server` starts: `lmcache server`, tied to the life of its parent.
 
-    python -m kvtier.server_child PARENT_PID server --port ...
+python -m kvtier.server_child PARENT_PID server --port ...
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ class AdmissionGate:
 
     def __init__(self, version: int) -> None:
         self.version = version
+        self.namespace = Namespace(version)
         self._open = asyncio.Event()
         self._open.set()
         self._stamps: weakref.WeakValueDictionary[str, PolicyStamp] = weakref.WeakValueDictionary()
@@ -49,9 +50,10 @@ class AdmissionGate:
             self._stamps[request_id] = stamp
         return namespace_salt(Namespace(self.version).name, caller_salt)
 
-    def enter(self, version: int, moved: Iterable[str]) -> None:
+    def enter(self, version: int, namespace: Namespace, moved: Iterable[str]) -> None:
         """Makes `version` the one that requests start under; `moved` had been admitted but will start under it."""
         self.version = version
+        self.namespace = namespace
         for request_id in moved:
             stamp = self._stamps.get(request_id)
             if stamp is not None:

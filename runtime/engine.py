@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
 from typing import Any
 
+from kvtier.namespace import KvPolicy, OnUpdate
 from runtime.admission import AdmissionGate
+
+logger = logging.getLogger("rollout.engine")
+DRAIN_TIMEOUT_S = 0.25
+_POLL_S = 0.002
 
 
 class VllmEngine:
@@ -17,6 +25,10 @@ class VllmEngine:
     def __init__(self, async_llm: Any, gate: AdmissionGate) -> None:
         self._llm = async_llm
         self.gate = gate
+        self.has_tier = False
+        self.drain_timeout_s = DRAIN_TIMEOUT_S
+        self.update_policy = KvPolicy()
+        self.last_move: dict[str, Any] | None = None
         self._add_request = async_llm.engine_core.add_request_async
         async_llm.engine_core.add_request_async = self._admit_and_add
 
@@ -29,18 +41,54 @@ class VllmEngine:
         return results
 
     async def pause(self) -> None:
-        """Closes admission, then freezes the scheduler ("keep"); caches stay, running requests keep their place."""
+        """Closes admission, then freezes the scheduler ("keep"); caches stay, running requests keep their place.
+
+        KV transfers in flight get `drain_timeout_s` to end. What has not ended by then goes on during the pause: a
+        store lands in its own namespace, a load is given back if its request moves to another (`enter_policy`).
+        """
         self.gate.close()
         try:
-            await self._llm.engine_core.pause_scheduler_async("keep", False)
+            await self._pause_scheduler()
         except BaseException:
             self.gate.open()
             raise
 
+    async def _pause_scheduler(self) -> None:
+        core = self._llm.engine_core
+        deadline = time.monotonic() + self.drain_timeout_s
+        # vLLM ends this pause only once finished requests have stored their KV, for which it has no bound.
+        pausing = asyncio.ensure_future(core.pause_scheduler_async("keep", False))
+        await asyncio.wait({pausing}, timeout=self.drain_timeout_s)
+        while not pausing.done() and not await core.call_utility_async("rollout_computes_nothing"):
+            await asyncio.wait({pausing}, timeout=_POLL_S)
+        if pausing.done():
+            await pausing
+        else:
+            pausing.add_done_callback(_log_late_pause)
+        while self.has_tier and time.monotonic() < deadline:
+            ranks = await self.collective("kv_transfers")
+            if not any(rank["stores"] or rank["loads"] for rank in ranks):
+                return
+            await asyncio.sleep(_POLL_S)
+
     async def enter_policy(self, version: int) -> None:
-        moved = await self._llm.engine_core.call_utility_async("rollout_enter_policy", version)
-        self.gate.enter(version, moved)
+        """Moves requests and the namespace by `update_policy`. The version served now keeps its namespace: that is
+        a commit undone, and nothing has run since."""
+        policy = self.update_policy
+        is_undo = version == self.gate.version
+        namespace = self.gate.namespace if is_undo else self.gate.namespace.after(version, policy)
+        on_update = OnUpdate.KEEP if is_undo else policy.on_update
+        report = await self._llm.engine_core.call_utility_async(
+            "rollout_enter_policy", version, namespace.name, on_update.value
+        )
+        self.last_move = report | {"namespace": namespace.name}
+        self.gate.enter(version, namespace, report["moved"])
 
     async def resume(self) -> None:
         await self._llm.engine_core.resume_scheduler_async()
         self.gate.open()
+
+
+def _log_late_pause(pausing: asyncio.Future[None]) -> None:
+    if not pausing.cancelled() and (error := pausing.exception()) is not None:
+        logger.error("the scheduler's pause ended with an error after it was no longer waited for: %s", error)

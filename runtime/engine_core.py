@@ -1,37 +1,41 @@
-"""What runs inside vLLM's engine core at a policy change. Knows vLLM's scheduler; called while it is paused.
+"""Utility methods that `runtime.plugin` adds to vLLM's engine core. The API process calls them by name.
 
 The API process stamps each request with its namespace and sends it in order, so at a policy change every request of
-the old version is in the scheduler already. Those that have not started move to the new namespace here: they will be
-computed by the new weights. Those that have started keep theirs, so that what they still store stays out of reach of
-new requests.
+the old version is in the scheduler already. What then happens to each is `kvtier.scheduler`'s.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kvtier.namespace import Namespace, move_salt
+from kvtier.namespace import OnUpdate
+from kvtier.scheduler import computes_nothing, enter_namespace, forget_prefix
 
 
-def rollout_enter_policy(core: Any, version: int) -> list[str]:
-    """Makes `version` the weight version of all later tokens. Returns the ids of the requests that moved with it.
+def rollout_enter_policy(core: Any, version: int, namespace: str, on_update: str) -> dict[str, Any]:
+    """Makes `version` the weight version of all later tokens, and moves requests into `namespace`.
 
-    Added to vLLM's `EngineCore` as a utility method by `runtime.plugin`. Raises RuntimeError unless paused.
+    Returns `kvtier.scheduler.Moved` as a dictionary. Raises RuntimeError unless paused.
     """
-    if not core.is_scheduler_paused():
-        raise RuntimeError("rollout_enter_policy needs a paused scheduler")
-    moved = []
-    for request in core.scheduler.requests.values():
-        if has_started(request) or request.cache_salt is None:
-            continue
-        request.cache_salt = move_salt(request.cache_salt, Namespace(version).name)
-        request.block_hashes.clear()
-        request.update_block_hashes()
-        moved.append(request.request_id)
+    report = enter_namespace(core, namespace, OnUpdate(on_update))
     core.set_weight_version(str(version))
-    return moved
+    return report.to_json()
 
 
-def has_started(request: Any) -> bool:
-    """Whether any of the request's KV was computed (it may be preempted meanwhile)."""
-    return bool(request.num_computed_tokens or request.num_output_tokens or request.num_preemptions)
+def rollout_computes_nothing(core: Any) -> bool:
+    """Whether a pause that has not ended waits for KV transfers only."""
+    return computes_nothing(core)
+
+
+def rollout_kv_server(core: Any, is_up: bool) -> None:
+    """Tells the scheduler's half of the connector that its server died, or that a new one is registered with."""
+    connector = core.scheduler.connector
+    if is_up:
+        connector.scheduler_found_server()
+    else:
+        connector.scheduler_lost_server()
+
+
+def rollout_forget_prefix(core: Any, token_ids: list[int], cache_salt: str) -> int:
+    """Takes a prompt out of the GPU-side prefix cache; returns the number of blocks."""
+    return forget_prefix(core, token_ids, cache_salt)

@@ -1,7 +1,7 @@
 """vLLM general plugin: loaded in the API process, the engine core and every worker, before a model is built.
 
 Inert unless `rollout-serve` started the process (it sets `ROLLOUT_SERVE`), since installing this package must not
-change a plain vLLM. It adds one method to the engine core, and keeps CPU weights where deltas can be written.
+change a plain vLLM. It adds methods to the engine core, and keeps CPU weights where deltas can be written.
 """
 
 from __future__ import annotations
@@ -18,9 +18,15 @@ def register() -> None:
     from vllm.platforms import current_platform
     from vllm.v1.engine.core import EngineCore
 
-    from runtime.engine_core import rollout_enter_policy
+    from runtime import engine_core
 
-    EngineCore.rollout_enter_policy = rollout_enter_policy
+    for utility in (
+        engine_core.rollout_enter_policy,
+        engine_core.rollout_computes_nothing,
+        engine_core.rollout_kv_server,
+        engine_core.rollout_forget_prefix,
+    ):
+        setattr(EngineCore, utility.__name__, utility)
     if current_platform.is_cpu():
         _keep_cpu_weights_plain()
 

@@ -36,7 +36,7 @@ def serve(options: argparse.Namespace, observers: Sequence[Observer] = ()) -> in
     import uvloop
 
     os.environ[ENABLED_VARIABLE] = "1"
-    options.worker_extension_cls = "sync.worker.PolicyWorkerExtension"
+    options.worker_extension_cls = "runtime.worker.RolloutWorkerExtension"
     # vLLM's own default kills its processes at once, which leaves shared-memory segments to a garbage collector.
     options.shutdown_timeout = options.shutdown_timeout or SHUTDOWN_TIMEOUT_S
     with ExitStack() as stack:

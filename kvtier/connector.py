@@ -1,0 +1,174 @@
+"""The LMCache connector, made fit for policy changes and for a server that dies. Knows vLLM and LMCache 0.5.6.
+
+vLLM builds one in the scheduler and one in each worker (`kv_connector_module_path`, see `kvtier.wiring`). Beyond
+LMCache's own:
+- a waiting request can be moved to another namespace (the connector keeps its own copy of the salt);
+- both halves can be told that the server is gone, instead of finding out at the next heartbeat, and get fresh
+  sockets, so that nothing queued for the dead server reaches the next one;
+- a preemption waits for stores that still read the blocks it gives away;
+- what a failed load left uncomputed is never counted as computed, so it is never stored.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import Any
+
+import vllm.triton_utils.dispatcher as kernel_dispatcher
+import zmq
+from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
+from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestState
+from lmcache.v1.multiprocess.transport.factory import RequestClientFactory
+from vllm.v1.request import Request
+
+logger = logging.getLogger("rollout.kv")
+# A store of one step's blocks takes milliseconds; longer means that the server is stuck and about to be killed.
+PREEMPTION_WAIT_S = 10.0
+
+
+class PolicyLMCacheConnector(LMCacheMPConnector):  # type: ignore[misc]
+    """See the module."""
+
+    # ---- scheduler half
+
+    def move_request(self, request: Request) -> None:
+        """Call after `request.cache_salt` has changed, while nothing is scheduled.
+
+        What was looked up for it in the old namespace is forgotten. A load in flight lands in blocks that the
+        scheduler then gives back (`kvtier.scheduler`); the request is computed, and stored under its new salt.
+        """
+        tracker = self.request_trackers.get(request.request_id)
+        if tracker is None:
+            return
+        if tracker.state is LMCacheMPRequestState.PREFETCHING:
+            self._forget_lookup(request.request_id)
+            del self.request_trackers[request.request_id]
+        else:
+            tracker.cache_salt = request.cache_salt or ""
+
+    def _forget_lookup(self, request_id: str) -> None:
+        adapter, tracker = self.scheduler_adapter, self.request_trackers[request_id]
+        hit_tokens = adapter._finished_lookup_results.get(request_id, 0)
+        if hit_tokens:
+            adapter.free_lookup_locks(
+                tracker.get_token_ids(), 0, hit_tokens, request_id, tracker.cache_salt, tracker.request_configs
+            )
+        # The locks of a lookup that is still under way expire in the server.
+        adapter.cleanup_lookup_result(request_id)
+
+    def scheduler_lost_server(self) -> None:
+        """The server is dead: lookups under way are misses, new ones are not sent."""
+        adapter = self.scheduler_adapter
+        for event in adapter._health_events.values():
+            event.clear()
+        for request_id, tracker in list(self.request_trackers.items()):
+            if tracker.state is LMCacheMPRequestState.PREFETCHING:
+                adapter.cleanup_lookup_result(request_id)
+                del self.request_trackers[request_id]
+        for url, client in adapter.req_clients.items():
+            adapter.req_clients[url] = _fresh_client(url, client)
+            if adapter._heartbeats is not None:
+                adapter._heartbeats[url]._req_client = adapter.req_clients[url]
+
+    def scheduler_found_server(self) -> None:
+        """A new server answers, and all workers are registered with it."""
+        for event in self.scheduler_adapter._health_events.values():
+            event.set()
+
+    def _process_new_requests(self, scheduler_output: Any, metadata: Any) -> None:
+        for new in scheduler_output.scheduled_new_reqs:
+            self._trust_computed(new.req_id, new.num_computed_tokens)
+        super()._process_new_requests(scheduler_output, metadata)
+
+    def _process_cached_requests(self, scheduler_output: Any, metadata: Any) -> None:
+        cached = scheduler_output.scheduled_cached_reqs
+        for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+            if request_id in cached.resumed_req_ids:
+                self._trust_computed(request_id, computed)
+        super()._process_cached_requests(scheduler_output, metadata)
+
+    def _trust_computed(self, request_id: str, computed_tokens: int) -> None:
+        """Cuts the tracker's hits back to what the scheduler has, after a load that failed part of the way.
+
+        LMCache adds the hit to what is scheduled from then on; a hit that never arrived would make it store a block
+        before it is filled. A full hit is computed less one token, whose logits are needed.
+        """
+        tracker = self.request_trackers[request_id]
+        if computed_tokens >= max(tracker.num_lmcache_hit_tokens, tracker.num_vllm_hit_tokens) - 1:
+            return
+        chunk = self.scheduler_adapter.lmcache_tokens_per_chunk
+        tracker.num_lmcache_hit_tokens = min(tracker.num_lmcache_hit_tokens, computed_tokens)
+        tracker.num_vllm_hit_tokens = min(tracker.num_vllm_hit_tokens, computed_tokens)
+        tracker.num_stored_tokens = min(tracker.num_stored_tokens, computed_tokens // chunk * chunk)
+
+    # ---- worker half
+
+    def transfers_in_flight(self) -> dict[str, int]:
+        """Stores and loads that the server has not finished."""
+        adapter = self.worker_adapter
+        return {
+            "stores": sum(not future.query() for future in adapter.store_futures.values()),
+            "loads": sum(not future.query() for future, _ in adapter.retrieve_futures.values()),
+        }
+
+    def worker_lost_server(self) -> None:
+        """The server is dead: transfers under way have failed; the next step reports them."""
+        adapter = self.worker_adapter
+        adapter._health_event.clear()
+        adapter.req_client = _fresh_client(self._server_url(), adapter.req_client)
+        if adapter._heartbeat is not None:
+            adapter._heartbeat._req_client = adapter.req_client
+
+    def worker_found_server(self) -> bool:
+        """Registers the KV cache with a new server. False: it did not answer, the heartbeat tries again."""
+        adapter = self.worker_adapter
+        if not adapter._reregister_kv_caches_callback():
+            return False
+        adapter._health_event.set()
+        return True
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        super().handle_preemptions(kv_connector_metadata)
+        if not kv_connector_metadata.need_flush_before_forward:
+            return
+        deadline = time.monotonic() + PREEMPTION_WAIT_S
+        for request_id, future in self.worker_adapter.store_futures.items():
+            if not future.wait(max(0.0, deadline - time.monotonic())):
+                logger.error("a store of request %s outlived a preemption by %.0f s", request_id, PREEMPTION_WAIT_S)
+
+    def _server_url(self) -> str:
+        config = self._vllm_config.kv_transfer_config
+        host = config.get_from_extra_config("lmcache.mp.host", None)
+        port = config.get_from_extra_config("lmcache.mp.port", None)
+        return f"{host}:{port}"
+
+
+def _fresh_client(url: str, client: Any) -> Any:
+    """A new client in place of `client`, whose unsent messages are dropped with its socket."""
+    queue = client._message_queue_client
+    queue.socket.setsockopt(zmq.LINGER, 0)
+    client.close()
+    return RequestClientFactory.create(url, context=zmq.Context.instance())
+
+
+def _hide_llvmlite_from_kernel_scan() -> None:
+    """LMCache imports numba, and with it llvmlite's `ffi.lib`, which answers every attribute with a C function, so
+    `vars()` of it is no dictionary. vLLM's CPU platform looks into all objects of all modules for Triton kernels and
+    fails on that one (vLLM 0.32.0, `_rebind_kernels`). It does so after this module was imported, since vLLM looks at
+    the connector class while it checks its configuration."""
+    rebind = kernel_dispatcher._rebind_kernels
+
+    def rebind_without_llvmlite(overrides: Any) -> None:
+        hidden = sys.modules.pop("llvmlite.binding.ffi", None)
+        try:
+            rebind(overrides)
+        finally:
+            if hidden is not None:
+                sys.modules["llvmlite.binding.ffi"] = hidden
+
+    kernel_dispatcher._rebind_kernels = rebind_without_llvmlite
+
+
+_hide_llvmlite_from_kernel_scan()

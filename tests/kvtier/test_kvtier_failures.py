@@ -1,0 +1,122 @@
+"""The LMCache server is killed while it is needed: requests finish, answers stay right, the tier comes back."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from conftest import CHUNK, ServerThread, SteppedEngine, answer, assert_agree, cold, prompt, salt
+
+pytestmark = pytest.mark.engine
+Namespaces = tuple[str, str]
+
+
+def reload_works(engine: SteppedEngine, own: str, seed: int) -> None:
+    tokens = prompt(3, seed=seed)
+    engine.run(tokens, own)
+    gpu_hit = engine.run(tokens, own)
+    engine.forget(tokens, own)
+    reloaded = engine.run(tokens, own)
+    assert reloaded.num_cached_tokens == 3 * CHUNK
+    assert answer(reloaded) == answer(gpu_hit)
+
+
+def test_killed_during_a_load(engine: SteppedEngine, host: ServerThread, namespaces: Namespaces) -> None:
+    own = salt(namespaces[0])
+    tokens = prompt(3, seed=20)
+    engine.run(tokens, own)
+    engine.forget(tokens, own)
+    engine.signal_host_at_load(signal.SIGKILL)
+    request_id = engine.add(tokens, own, 2)
+    engine.step_until(lambda: engine.worker_connector.transfers_in_flight()["loads"] == 1)
+    engine.lose_host()
+    engine.step_until(lambda: request_id not in engine.scheduler.requests)
+    (output,) = engine.finished.values()
+    assert_agree(answer(output), cold(engine, tokens, 2))
+    host.restart()
+    engine.find_host()
+    reload_works(engine, own, seed=21)
+
+
+def test_killed_during_a_store(engine: SteppedEngine, host: ServerThread, namespaces: Namespaces) -> None:
+    own = salt(namespaces[0])
+    tokens = prompt(3, seed=22)
+    engine.signal_host_at_store(signal.SIGKILL)
+    engine.add(tokens, own, 2)
+    engine.step_until(lambda: engine.worker_connector.transfers_in_flight()["stores"] == 1)
+    engine.lose_host()
+    engine.drain()
+    (output,) = engine.finished.values()
+    assert_agree(answer(output), cold(engine, tokens, 2))
+    host.restart()
+    engine.find_host()
+    # Nothing that was queued for the dead server has reached this one.
+    assert host.usage()["namespaces"] == {}
+    reload_works(engine, own, seed=23)
+
+
+def test_killed_during_a_pause(engine: SteppedEngine, host: ServerThread, namespaces: Namespaces) -> None:
+    old, new = namespaces
+    tokens = prompt(3, seed=24)
+    engine.run(tokens, salt(old))
+    engine.forget(tokens, salt(old))
+    engine.signal_host_at_load(signal.SIGSTOP)
+    request_id = engine.add(tokens, salt(old), 2)
+    engine.step_until(lambda: engine.worker_connector.transfers_in_flight()["loads"] == 1)
+    engine.settle()
+    engine.pause()
+    host.signal(signal.SIGKILL)
+    engine.lose_host()
+    report = engine.enter(new)
+    engine.shift_weights(0.05)
+    assert report.moved == [request_id]
+    engine.drain()
+    (output,) = engine.finished.values()
+    assert_agree(answer(output), cold(engine, tokens, 2))
+    host.restart()
+    engine.find_host()
+    reload_works(engine, salt(new), seed=25)
+
+
+def test_lookup_that_the_server_never_answers_is_a_miss(
+    engine: SteppedEngine, host: ServerThread, namespaces: Namespaces
+) -> None:
+    own = salt(namespaces[0])
+    tokens = prompt(3, seed=26)
+    engine.run(tokens, own)
+    engine.forget(tokens, own)
+    host.signal(signal.SIGSTOP)
+    request_id = engine.add(tokens, own, 2)
+    engine.step_until(lambda: request_id in engine.connector.scheduler_adapter._unacked_lookups)
+    host.signal(signal.SIGKILL)
+    engine.lose_host()
+    engine.drain()
+    (output,) = engine.finished.values()
+    assert output.num_cached_tokens == 0
+    assert_agree(answer(output), cold(engine, tokens, 2))
+    host.restart()
+    engine.find_host()
+    reload_works(engine, own, seed=27)
+
+
+def test_what_a_failed_load_left_out_is_never_stored(
+    engine: SteppedEngine, host: ServerThread, namespaces: Namespaces
+) -> None:
+    own = salt(namespaces[0])
+    tokens = prompt(7, seed=28, tail=60)
+    engine.run(tokens, own)
+    engine.forget(tokens, own)
+    # The first chunk is in GPU memory, the rest would come from the host.
+    engine.run(tokens[: CHUNK + 1], own)
+    engine.signal_host_at_load(signal.SIGKILL)
+    request_id = engine.add(tokens, own, 2)
+    engine.step_until(lambda: engine.worker_connector.transfers_in_flight()["loads"] == 1)
+    engine.lose_host()
+    engine.step_until(lambda: engine.request(request_id).num_computed_tokens == CHUNK)
+    host.restart()
+    engine.find_host()
+    # Prefill goes on in steps of 512 tokens, which end inside a chunk; the server is there for its stores.
+    engine.drain()
+    engine.core.reset_prefix_cache()
+    reloaded = engine.run(tokens, own, 2)
+    assert_agree(answer(reloaded), cold(engine, tokens, 2))
