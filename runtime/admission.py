@@ -48,7 +48,7 @@ class AdmissionGate:
             if stamp.version is None:
                 stamp.version = self.version
             self._stamps[request_id] = stamp
-        return namespace_salt(Namespace(self.version).name, caller_salt)
+        return namespace_salt(self.namespace.name, caller_salt)
 
     def enter(self, version: int, namespace: Namespace, moved: Iterable[str]) -> None:
         """Makes `version` the one that requests start under; `moved` had been admitted but will start under it."""

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 from fastapi.testclient import TestClient
 
+from kvtier.namespace import Namespace
 from runtime.admission import CURRENT_STAMP, AdmissionGate, PolicyStamp
 from runtime.middleware import PolicyVersionHeader
 from runtime.policy import PolicyService
@@ -121,7 +122,7 @@ def test_a_request_waits_while_a_policy_is_written_and_starts_under_the_new_one(
         late = asyncio.create_task(gate.admit("b", "caller"))
         await asyncio.sleep(0.01)
         assert not late.done()
-        gate.enter(2, moved=["a"])
+        gate.enter(2, Namespace(2, 1), moved=["a"])
         gate.open()
         assert salt != await late
         assert stamp.version == 2, "the waiting request was moved"
