@@ -81,6 +81,7 @@ def run_demo(options: argparse.Namespace) -> int:
                 "Ctrl-C ends everything.",
                 highlight=False,
                 markup=False,
+                soft_wrap=True,
             )
             return serve(options, [_DisplayObserver(display)])
     except (DemoModelError, DemoFailed) as error:
@@ -89,7 +90,9 @@ def run_demo(options: argparse.Namespace) -> int:
 
 
 def _apply_defaults(options: argparse.Namespace, store: str) -> None:
-    """Sizes for a laptop; flags that the user gave stay."""
+    """Sizes for a laptop; flags that the user gave stay. A core stays free for the trainer."""
+    if (os.cpu_count() or 1) > 1:
+        os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
     options.policy_store = store
     options.host = options.host or "127.0.0.1"
     options.served_model_name = options.served_model_name or [CHECKPOINT_NAME]
@@ -147,3 +150,4 @@ def quiet_engine_logs() -> None:
     """The demo's table is the output: other lines are for errors, unless the user asked for more."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
