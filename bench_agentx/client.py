@@ -186,7 +186,7 @@ def _read_event(event: dict[str, Any], arrived_s: float, reply: Reply) -> None:
             reply.arrivals.append(arrived_s)
         spans = choice.get("weight_versions")
         if spans:
-            reply.version_spans = tuple(VersionSpan(int(span["version"]), span["start"], span["end"]) for span in spans)
+            reply.version_spans = _version_spans(spans)
 
 
 def _carries_tokens(choice: dict[str, Any]) -> bool:
@@ -196,6 +196,16 @@ def _carries_tokens(choice: dict[str, Any]) -> bool:
         return True
     fields = ("content", "reasoning", "reasoning_content", "tool_calls")
     return any(delta.get(name) for name in fields)
+
+
+def _version_spans(spans: list[dict[str, Any]]) -> tuple[VersionSpan, ...]:
+    """The spans, or none where a server names its versions otherwise than by number."""
+    versions = [_integer(str(span["version"])) for span in spans]
+    return tuple(
+        VersionSpan(version, span["start"], span["end"])
+        for version, span in zip(versions, spans, strict=True)
+        if version is not None and None not in versions
+    )
 
 
 def _integer(text: str | None) -> int | None:

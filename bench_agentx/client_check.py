@@ -10,7 +10,6 @@ from typing import Any
 
 from bench_agentx import loopback
 from bench_agentx.child_server import child_server, free_port
-from bench_agentx.prefix_cache import EndlessPrefixCache
 from bench_agentx.progress import Display
 from bench_agentx.run import measure
 from bench_agentx.workload import Options, load_workload
@@ -40,7 +39,7 @@ async def check_client(streams: int, duration_s: float, display: Display) -> dic
                 extra_body=json.dumps({"max_tokens": OUTPUT_TOKENS}),
             )
             workload = await load_workload(options)
-            run = await measure(options, workload, streams, "overhead", display, EndlessPrefixCache())
+            run = await measure(options, workload, streams, "overhead", display)
     return {
         "streams": streams,
         "served_time_to_first_token_ms": TTFT_S * 1000,

@@ -14,7 +14,6 @@ from rich.console import Console
 
 from bench_agentx import offload, options, tables
 from bench_agentx.client_check import check_client
-from bench_agentx.prefix_cache import EndlessPrefixCache
 from bench_agentx.progress import Display
 from bench_agentx.report import write_report
 from bench_agentx.rows import read_rows
@@ -27,10 +26,14 @@ from bench_agentx.workload import ServerError, load_workload
 
 EXIT_INCOMPLETE = 1
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 1 a run that ended early (its report is written), 2 nothing could be run."""
+    """Exit status: 0 done, 1 a run that ended early (its report is written), 2 nothing could be run.
+
+    130: interrupted outside of a run, where there is nothing to report.
+    """
     parsed = options.parser().parse_args(arguments)
     commands = {
         "run": _measure_levels,
@@ -43,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     try:
         return commands[parsed.command](parsed)
+    except KeyboardInterrupt:
+        print("bench-agentx: interrupted before anything was measured", file=sys.stderr)
+        return EXIT_INTERRUPTED
     except (TraceError, ServerError, ValueError, OSError) as error:
         print(f"bench-agentx: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -55,9 +61,8 @@ def _measure_levels(parsed: argparse.Namespace) -> int:
     async def run_levels() -> list[Run]:
         workload = await load_workload(chosen)
         runs: list[Run] = []
-        cache = EndlessPrefixCache()
         for concurrency in parsed.concurrency:
-            runs.append(await measure(chosen, workload, concurrency, parsed.series, display, cache))
+            runs.append(await measure(chosen, workload, concurrency, parsed.series, display))
             write_run(parsed.out, runs[-1])
             if not runs[-1].completed:
                 break

@@ -63,9 +63,10 @@ def request_metrics(rows: Sequence[Row], devices: int) -> dict[str, Any]:
 
 def cache_metrics(rows: Sequence[Row], counters: CacheCounters | None) -> dict[str, float | None]:
     """Hit rates over prompt tokens, 0 to 1. The server's are None where it has no such counters."""
-    asked = sum(row.input_tokens for row in rows)
+    ok = [row for row in rows if row.ok]
+    asked = sum(row.input_tokens for row in ok)
     metrics: dict[str, float | None] = {
-        "theoretical_cache_hit_rate": sum(row.theoretical_hit_tokens for row in rows) / asked if asked else None,
+        "theoretical_cache_hit_rate": sum(row.theoretical_hit_tokens for row in ok) / asked if asked else None,
         "gpu_cache_hit_rate": None,
         "host_cache_hit_rate": None,
         "cache_hit_rate": None,

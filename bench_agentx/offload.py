@@ -13,7 +13,6 @@ from typing import Any
 from rich.table import Table
 
 from bench_agentx.child_server import child_server, free_port
-from bench_agentx.prefix_cache import EndlessPrefixCache
 from bench_agentx.progress import Display
 from bench_agentx.run import Run, measure
 from bench_agentx.workload import Options, load_workload
@@ -36,7 +35,7 @@ class OffloadPlan:
 async def measure_offload(
     plan: OffloadPlan, options: Options, out: Path, display: Display, keep: Callable[[Run], object]
 ) -> list[Run]:
-    """Every run, tier off first. Repeat r of each concurrency has the seed ``options.seed + r`` in both.
+    """Every run, tier off first. Repeat r of each concurrency draws sessions and starts by seed + r in both.
 
     ``keep`` gets each run as it ends, so that a later failure loses nothing. Stops early after a run that did
     not complete. Raises ServerError when a server does not start.
@@ -47,13 +46,12 @@ async def measure_offload(
         port = free_port()
         command = plan.command(tier, port)
         display.console.print(f"starting {shlex.join(command)}")
-        cache = EndlessPrefixCache()
         async with child_server(command, port, out / f"{series}.log", plan.ready_timeout_s) as url:
+            workload = await load_workload(dataclasses.replace(options, url=url))
             for concurrency in plan.concurrencies:
                 for repeat in range(plan.repeats):
-                    seeded = dataclasses.replace(options, url=url, seed=options.seed + repeat)
-                    workload = await load_workload(seeded)
-                    run = await measure(seeded, workload, concurrency, series, display, cache, repeat)
+                    seeded = dataclasses.replace(options, seed=options.seed + repeat)
+                    run = await measure(seeded, workload, concurrency, series, display, repeat)
                     runs.append(run)
                     keep(run)
                     if not run.completed:

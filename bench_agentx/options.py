@@ -134,9 +134,7 @@ def _add_offload(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     group.add_argument("--model", required=True)
     group.add_argument("--kv-tier", default="auto", metavar="SIZE|auto", help="size of the tier when on (auto)")
     group.add_argument("--server", type=_words, default=("rollout-serve",), metavar="COMMAND", help="(rollout-serve)")
-    group.add_argument(
-        "--server-arguments", type=_words, default=(), metavar="'ARGUMENTS'", help="more arguments, in one string"
-    )
+    group.add_argument("server_arguments", nargs="*", metavar="-- ARGUMENTS", help="more arguments for the server")
     group.add_argument("--ready-timeout-s", type=_seconds, default=600.0, help="(%(default)s)")
     _add_vocabulary(group)
     command.add_argument("--concurrency", type=_levels, default=(2, 12), metavar="N,N", help="(2,12)")

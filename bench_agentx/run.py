@@ -18,7 +18,6 @@ from bench_agentx.client import Client
 from bench_agentx.metrics import cache_metrics, request_metrics
 from bench_agentx.overhead import OverheadMonitor
 from bench_agentx.policy import PolicyUpdater, policy_summary
-from bench_agentx.prefix_cache import EndlessPrefixCache
 from bench_agentx.progress import Display
 from bench_agentx.prompts import PromptBuilder
 from bench_agentx.replay import Replay, Rules
@@ -46,14 +45,12 @@ async def measure(
     concurrency: int,
     series: str,
     display: Display,
-    cache: EndlessPrefixCache,
     repeat: int | None = None,
 ) -> Run:
     """Replay at one concurrency. Whatever the server does, the run ends and is reported.
 
     ``series`` names what is measured (a server, a setting): runs of one series are one line of a plot, and
     several of one concurrency, told apart by ``repeat``, one point of it.
-    ``cache`` is kept for all runs against one server: what an earlier one left there is not news.
     """
     label = f"{series}-c{concurrency}" + ("" if repeat is None else f"-r{repeat}")
     rules = Rules(
@@ -69,7 +66,7 @@ async def measure(
     prompts = PromptBuilder(workload.vocabulary, options.seed, uuid.uuid4().hex, options.cache_bust)
     started_at = time.time()
     async with Client(workload.endpoint, options.stall_timeout_s) as client:
-        replay = Replay(rules, workload.sessions, client, prompts, cache)
+        replay = Replay(rules, workload.sessions, client, prompts, workload.sent)
         overhead = OverheadMonitor(replay.measuring)
         updater = PolicyUpdater(client, replay, options.policy_sync_url, options.policy_sync_every_s)
         with _stopped_by_ctrl_c(replay), display.showing(replay, label):

@@ -22,7 +22,6 @@ from bench_agentx.types import TraceError
 _WORD = re.compile(r"\A [A-Za-z]+\Z")
 _FEWEST_WORDS = 64
 _RESERVED_IDS = 256
-"""The lowest ids are left out of a plain range: special and byte tokens live there in most vocabularies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +43,17 @@ def encode(tokenizer: str | None, text: str) -> list[int]:
     return ids
 
 
-def vocabulary_of_ids(size: int, tokenizer: str | None = None) -> Vocabulary:
-    """Filler ids of a vocabulary of ``size`` entries, for endpoints that take token ids."""
+def vocabulary_of_ids(size: int) -> Vocabulary:
+    """Filler ids of a vocabulary of ``size`` entries, for endpoints that take token ids.
+
+    Both ends are left out: special, byte and image tokens live there in most vocabularies.
+    """
     if size < 2:
         raise TraceError(f"--vocab-size: expected at least 2, found {size}")
-    return Vocabulary(np.arange(min(_RESERVED_IDS, size // 2), size, dtype=np.int64), tokenizer)
+    return Vocabulary(np.arange(min(_RESERVED_IDS, size // 2), size - size // 16, dtype=np.int64))
 
 
-def vocabulary_of_words(name: str) -> Vocabulary:
+def vocabulary_of_words(name: str | None) -> Vocabulary:
     """Filler words of a tokenizer, for endpoints that take text. Raises TraceError where it has too few."""
     tokenizer = _tokenizer(name, "the chat endpoint")
     texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])

@@ -14,6 +14,8 @@ A subagent's times come in two shapes, told apart by its first inner ``t``:
 
 from __future__ import annotations
 
+import itertools
+
 from bench_agentx.fields import Fields
 from bench_agentx.types import Agent, Session, Spawn, Turn
 
@@ -28,17 +30,15 @@ def parse_weka(document: object, where: str) -> Session:
     block_tokens = fields.integer("block_size", at_least=1)
     scope = fields.text("hash_id_scope", one_of=("local", "global"))
     entries = fields.objects("requests")
-    for entry in entries:
-        entry.text("type", one_of=("n", "s", "subagent"))
-    calls = [(index, entry) for index, entry in enumerate(entries) if entry.text("type") != "subagent"]
+    is_call = [entry.text("type", one_of=("n", "s", "subagent")) != "subagent" for entry in entries]
+    calls = list(itertools.compress(entries, is_call))
     if not calls:
         raise fields.error("requests", "at least one call of the root agent (type 'n' or 's')")
-    turns = _turns([entry for _, entry in calls], block_tokens, offset_s=0.0)
-    call_positions = [index for index, _ in calls]
+    turns = _turns(calls, block_tokens, offset_s=0.0)
     spawns = tuple(
-        _spawn(entry, index, call_positions, turns, block_tokens)
+        _spawn(entry, sum(is_call[:index]) - 1, turns, block_tokens)
         for index, entry in enumerate(entries)
-        if entry.text("type") == "subagent"
+        if not is_call[index]
     )
     root = Agent(name="root", turns=turns, spawns=spawns, prefix_tokens=_prefix_tokens(fields))
     return Session(
@@ -69,10 +69,7 @@ def _turns(calls: list[Fields], block_tokens: int, offset_s: float) -> tuple[Tur
     return tuple(turns)
 
 
-def _spawn(
-    entry: Fields, position: int, call_positions: list[int], parent: tuple[Turn, ...], block_tokens: int
-) -> Spawn:
-    after_turn = sum(1 for index in call_positions if index < position) - 1
+def _spawn(entry: Fields, after_turn: int, parent: tuple[Turn, ...], block_tokens: int) -> Spawn:
     if after_turn < 0:
         raise entry.error("t", "a subagent that follows a call of its parent; this one precedes them all")
     calls = list(entry.objects("requests"))

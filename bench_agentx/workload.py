@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from bench_agentx.client import Client, Endpoint, EndpointType
 from bench_agentx.plays import Order
+from bench_agentx.prefix_cache import EndlessPrefixCache
 from bench_agentx.synthetic import synthetic_sessions
 from bench_agentx.timeline import shorten_idle_gaps
 from bench_agentx.traces import fitting_scale, limit_turns, read_traces, scale_context
@@ -21,7 +22,6 @@ from bench_agentx.vocabulary import (
     vocabulary_of_words,
     vocabulary_size,
 )
-
 
 _CHAT_TEMPLATE_SHARE = 0.05
 
@@ -57,7 +57,7 @@ class Options:
     policy_sync_url: str | None = None
     policy_sync_every_s: float = 30.0
     extra_body: str = "{}"
-    api_key: str | None = dataclasses.field(default=None, repr=False)
+    api_key: str | None = field(default=None, repr=False)
 
     def public(self) -> dict[str, Any]:
         """The options as JSON values, without the key."""
@@ -67,13 +67,18 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Sessions ready to replay, and the endpoint and filler for them. ``dropped``: sessions that do not fit."""
+    """Sessions ready to replay against one server, the endpoint, and the filler for prompts.
+
+    ``dropped``: sessions that do not fit. ``sent``: what the server has been sent, over all runs: what an earlier
+    one left in its cache is not news.
+    """
 
     endpoint: Endpoint
     vocabulary: Vocabulary
     sessions: tuple[Session, ...]
     dropped: int
     context_scale: float
+    sent: EndlessPrefixCache = field(default_factory=EndlessPrefixCache)
 
 
 async def load_workload(options: Options) -> Workload:
@@ -145,11 +150,7 @@ def _fitting(sessions: list[Session], context_tokens: int | None) -> list[Sessio
 def _vocabulary(
     options: Options, endpoint_type: EndpointType, tokenizer: str | None, sessions: list[Session]
 ) -> Vocabulary:
-    if sessions[0].root.turns[0].messages:  # their own texts and ids are sent; filler makes only markers
-        return vocabulary_of_ids(options.vocab_size or vocabulary_size(tokenizer or ""), tokenizer)
-    if endpoint_type == "chat":
-        if tokenizer is None:
-            raise TraceError("the chat endpoint needs the served model's tokenizer: pass --tokenizer DIR_OR_NAME")
+    if endpoint_type == "chat" and not sessions[0].root.turns[0].messages:
         return vocabulary_of_words(tokenizer)
     if options.vocab_size is not None:
         return vocabulary_of_ids(options.vocab_size)
@@ -158,7 +159,7 @@ def _vocabulary(
             "prompts of token ids need the size of the model's vocabulary, and the server names no model "
             "directory that is readable here: pass --vocab-size N or --tokenizer DIR_OR_NAME"
         )
-    return vocabulary_of_ids(vocabulary_size(tokenizer), tokenizer)
+    return vocabulary_of_ids(vocabulary_size(tokenizer))
 
 
 def _model_card(answer: str | None, options: Options, base_url: str) -> dict[str, Any]:

@@ -154,8 +154,8 @@ def test_offload_starts_the_server_with_its_tier_off_then_on(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["offload", "--server", f"{sys.executable} {STUB_SERVER}", "--model", "some/model"]
-    arguments += ["--kv-tier", "2GiB", "--server-arguments", "--extra value", "--concurrency", "1,3"]
-    arguments += ["--json", *_replay_arguments(data, tmp_path), "--context-scale", "1"]
+    arguments += ["--kv-tier", "2GiB", "--concurrency", "1,3", "--json", *_replay_arguments(data, tmp_path)]
+    arguments += ["--context-scale", "1", "--", "--extra", "value"]
     assert main(arguments) == 0
     low, high = json.loads(capsys.readouterr().out)
     assert (low["concurrency"], high["concurrency"]) == (1, 3)
