@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from kvtier.namespace import KvPolicy, OnUpdate
@@ -29,6 +31,9 @@ class VllmEngine:
         self.drain_timeout_s = DRAIN_TIMEOUT_S
         self.update_policy = KvPolicy()
         self.last_move: dict[str, Any] | None = None
+        self.on_namespace: Callable[[list[str]], Coroutine[Any, Any, None]] | None = None
+        self._served_namespace = gate.namespace
+        self._reclaiming: asyncio.Task[None] | None = None
         self._add_request = async_llm.engine_core.add_request_async
         async_llm.engine_core.add_request_async = self._admit_and_add
 
@@ -39,6 +44,32 @@ class VllmEngine:
     async def collective(self, method: str, *arguments: Any) -> list[Any]:
         results: list[Any] = await self._llm.collective_rpc(method, args=arguments)
         return results
+
+    async def utility(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the engine core (`runtime.engine_core`)."""
+        return await self._llm.engine_core.call_utility_async(method, *arguments)
+
+    def observe_outputs(self, observer: Callable[[Any], None]) -> None:
+        """Shows every step's outputs to `observer` before vLLM takes them."""
+        core = self._llm.engine_core
+        get_output = core.get_output_async
+
+        async def get_and_observe() -> Any:
+            outputs = await get_output()
+            observer(outputs)
+            return outputs
+
+        core.get_output_async = get_and_observe
+
+    @contextmanager
+    def updating(self, policy: KvPolicy | None) -> Iterator[None]:
+        """Within, an update does `policy` to KV instead of what the server was started with."""
+        configured = self.update_policy
+        self.update_policy = policy or configured
+        try:
+            yield
+        finally:
+            self.update_policy = configured
 
     async def pause(self) -> None:
         """Closes admission, then freezes the scheduler ("keep"); caches stay, running requests keep their place.
@@ -59,7 +90,7 @@ class VllmEngine:
         # vLLM ends this pause only once finished requests have stored their KV, for which it has no bound.
         pausing = asyncio.ensure_future(core.pause_scheduler_async("keep", False))
         await asyncio.wait({pausing}, timeout=self.drain_timeout_s)
-        while not pausing.done() and not await core.call_utility_async("rollout_computes_nothing"):
+        while not pausing.done() and not await self.utility("rollout_computes_nothing"):
             await asyncio.wait({pausing}, timeout=_POLL_S)
         if pausing.done():
             await pausing
@@ -78,15 +109,17 @@ class VllmEngine:
         is_undo = version == self.gate.version
         namespace = self.gate.namespace if is_undo else self.gate.namespace.after(version, policy)
         on_update = OnUpdate.KEEP if is_undo else policy.on_update
-        report = await self._llm.engine_core.call_utility_async(
-            "rollout_enter_policy", version, namespace.name, on_update.value
-        )
+        report = await self.utility("rollout_enter_policy", version, namespace.name, on_update.value)
         self.last_move = report | {"namespace": namespace.name}
         self.gate.enter(version, namespace, report["moved"])
 
     async def resume(self) -> None:
         await self._llm.engine_core.resume_scheduler_async()
         self.gate.open()
+        if self.on_namespace is not None and self.gate.namespace != self._served_namespace:
+            self._served_namespace = self.gate.namespace
+            # After the pause and beside serving: the guarantee does not need it, only memory does.
+            self._reclaiming = asyncio.create_task(self.on_namespace([self.gate.namespace.name]))
 
 
 def _log_late_pause(pausing: asyncio.Future[None]) -> None:

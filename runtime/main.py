@@ -6,6 +6,8 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from kvtier.server import ServerFailed
+from kvtier.sizing import TierTooSmall
 from sync.errors import PublicationError, StoreError
 
 
@@ -35,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return serve(options)
     except KeyboardInterrupt:
         return 130
-    except (PublicationError, StoreError) as error:
+    except (PublicationError, StoreError, ServerFailed, TierTooSmall) as error:
         print(f"rollout-serve: {error}", file=sys.stderr)
         return 1
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from runtime.kv_options import add_kv_arguments, reject_unsupported_kv
+
 ADMIN_KEY_VARIABLE = "ROLLOUT_ADMIN_KEY"
 
 DESCRIPTION = """Serve a policy while it trains: vLLM's OpenAI server, kept in step with what a trainer publishes.
@@ -24,6 +26,7 @@ EPILOG = f"""examples:
       start from the store's newest anchor; its local copy is deleted once engine memory is proven equal
 
   curl localhost:8000/policy                     which version is served, how the last sync went
+  curl localhost:8000/kv                         the host KV tier: capacity, entries, hits by tier and version
   curl -X POST localhost:8000/policy/sync -d '{{"version": 7}}' -H 'content-type: application/json'
 
 S3 reads AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. Admin routes (POST /policy/sync)
@@ -88,10 +91,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     )
     # First in the help: who runs this program knows vLLM's flags from elsewhere.
     add_policy_arguments(parser)
+    add_kv_arguments(parser)
     parser = make_arg_parser(parser)
     options: argparse.Namespace = parser.parse_args(arguments)
     validate_parsed_serve_args(options)
     _reject_unsupported(parser, options)
+    reject_unsupported_kv(parser, options)
     return options
 
 

@@ -7,6 +7,9 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvtier.namespace import KvPolicy
+from runtime.engine import VllmEngine
+from runtime.kv_service import KvService
 from sync.coordinator import Coordinator, SyncReport
 from sync.follower import Follower
 from sync.planner_client import PlannerClient
@@ -28,6 +31,8 @@ class PolicyService:
     follower: Follower | None = None
     refusal: str | None = None
     startup: dict[str, Any] = field(default_factory=dict)
+    engine: VllmEngine | None = None
+    kv: KvService | None = None
     poisoned: asyncio.Event = field(default_factory=asyncio.Event)
     _follow_task: asyncio.Task[None] | None = None
 
@@ -47,8 +52,10 @@ class PolicyService:
         if self.follower is not None:
             self._follow_task = asyncio.create_task(self.follower.run(), name="policy-follower")
 
-    async def sync(self, version: int | None) -> SyncReport | None:
+    async def sync(self, version: int | None, kv_policy: KvPolicy | None = None) -> SyncReport | None:
         """Syncs to `version`, or to what the store names latest; None if that is served already.
+
+        `kv_policy`: what this one update does to requests and KV, where it differs from the server's.
 
         Raises SyncRefused, or what `Coordinator.sync` raises.
         """
@@ -58,7 +65,10 @@ class PolicyService:
             version = await asyncio.to_thread(self.store.latest)
             if version is None:
                 return None
-        return await self.coordinator.sync(version)
+        if self.coordinator.is_syncing or self.engine is None:
+            return await self.coordinator.sync(version)
+        with self.engine.updating(kv_policy):
+            return await self.coordinator.sync(version)
 
     def describe(self) -> dict[str, Any]:
         """What `GET /policy` answers."""
@@ -91,6 +101,8 @@ class PolicyService:
             self._follow_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._follow_task
+        if self.kv is not None:
+            await self.kv.close()
         if self.planner is not None:
             await self.planner.stop()
         if self.store is not None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import secrets
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from kvtier.namespace import OnUpdate
+from runtime.kv_options import kv_override
 from runtime.policy import PolicyService, SyncRefused
 from sync.coordinator import EnginePoisoned, SyncBusy
 from sync.errors import PublicationError, StoreError
@@ -21,10 +23,12 @@ RETRY_AFTER_S = 2
 
 
 class SyncRequest(BaseModel):
-    """`{"version": 7}` or `{"version": "latest"}`."""
+    """`{"version": 7}` or `{"version": "latest"}`; `kv_on_update` and `kv_max_lag` override the server's once."""
 
     model_config = ConfigDict(extra="forbid")
     version: Annotated[int, Field(ge=0)] | Literal["latest"] = "latest"
+    kv_on_update: OnUpdate | None = None
+    kv_max_lag: Annotated[int, Field(ge=1)] | None = None
 
 
 class AdminGuard:
@@ -62,14 +66,21 @@ def policy_router(service: PolicyService, guard: AdminGuard) -> APIRouter:
     async def ready() -> JSONResponse:
         """200 once the store's latest version at start-up is served, else 503."""
         status = 200 if service.is_ready else 503
-        return JSONResponse({"ready": service.is_ready, "version": service.version}, status)
+        body: dict[str, Any] = {"ready": service.is_ready, "version": service.version}
+        if service.kv is not None:
+            body["kv_tier"] = service.kv.summary()
+        return JSONResponse(body, status)
 
     @router.post("/policy/sync", dependencies=[Depends(guard)])
     async def sync(request: SyncRequest) -> JSONResponse:
         """Syncs and waits. 200 with the report (null if served already), 409 while another sync runs."""
         version = None if request.version == "latest" else request.version
         try:
-            report = await service.sync(version)
+            kv_update = kv_override(request.kv_on_update, request.kv_max_lag)
+        except ValueError as error:
+            return _failure(422, error)
+        try:
+            report = await service.sync(version, kv_update)
         except SyncBusy as error:
             return _failure(409, error, {"retry-after": str(RETRY_AFTER_S)})
         except SyncRefused as error:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from runtime.checkpoint_source import ServedCheckpoint, managed_directory, materialise_anchor, user_checkpoint
+from runtime.kv_routes import kv_router
+from runtime.kv_service import start_kv, started_tier
 from runtime.middleware import PolicyVersionHeader
 from runtime.options import ADMIN_KEY_VARIABLE
 from runtime.plugin import ENABLED_VARIABLE
@@ -78,8 +80,9 @@ async def _serve(
     address, listener = setup_server(options, reuse_port=False)
     service: PolicyService | None = None
     try:
-        async with build_async_engine_client(options) as async_llm:
+        async with started_tier(options) as tier, build_async_engine_client(options) as async_llm:
             service = await start_policy(async_llm, checkpoint, store, options, directory, observers)
+            service.kv = await start_kv(tier, service, async_llm)
             stop = asyncio.create_task(_stop_when_poisoned(service))
             try:
                 shutdown = await _serve_http(options, async_llm, service, address, listener)
@@ -110,7 +113,10 @@ async def _serve_http(
 
     tasks = await async_llm.get_supported_tasks()
     app = build_app(options, tasks, async_llm.model_config)
-    app.include_router(policy_router(service, AdminGuard(os.environ.get(ADMIN_KEY_VARIABLE))))
+    guard = AdminGuard(os.environ.get(ADMIN_KEY_VARIABLE))
+    app.include_router(policy_router(service, guard))
+    assert service.kv is not None
+    app.include_router(kv_router(service.kv, guard))
     # vLLM has built its middleware stack by now; ours goes around it.
     stack = app.middleware_stack or app.build_middleware_stack()
     app.middleware_stack = PolicyVersionHeader(stack, lambda: service.version)

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from runtime.admission import AdmissionGate
 from runtime.checkpoint_source import ServedCheckpoint
 from runtime.engine import VllmEngine
+from runtime.kv_options import kv_policy
 from runtime.metrics import SyncMetrics
 from runtime.policy import PolicyService
 from sync.coordinator import Coordinator, Observer
@@ -42,6 +43,7 @@ async def start_policy(
     """
     gate = AdmissionGate(checkpoint.version)
     engine = VllmEngine(async_llm, gate)
+    engine.update_policy = kv_policy(options.kv_on_update, options.kv_max_lag)
     await engine.pause()
     await engine.enter_policy(checkpoint.version)
     await engine.resume()
@@ -50,13 +52,19 @@ async def start_policy(
             proven = await prove_engine(engine, checkpoint.path, checkpoint.version, bar.update_phase)
     except LayoutError as error:
         logger.error("sync is refused, the checkpoint stays on disk: %s", error)
-        return PolicyService(checkpoint.version, store, refusal=str(error))
+        return PolicyService(checkpoint.version, store, refusal=str(error), engine=engine)
     freed_bytes = await asyncio.to_thread(checkpoint.release, delete_user_files=options.delete_checkpoint)
     _log_proof(proven, checkpoint, freed_bytes)
     proven.ledger.write(directory / LEDGER_FILE)
-    startup = {"trace_ms": proven.trace_ms, "verify_ms": proven.verify_ms, "freed_bytes": freed_bytes}
+    startup = {
+        "trace_ms": proven.trace_ms,
+        "verify_ms": proven.verify_ms,
+        "freed_bytes": freed_bytes,
+        "model_bytes": proven.ledger.size_bytes,
+    }
     if store is None:
-        return PolicyService(checkpoint.version, None, refusal="started without --policy-store", startup=startup)
+        refusal = "started without --policy-store"
+        return PolicyService(checkpoint.version, None, refusal=refusal, startup=startup, engine=engine)
     planner = PlannerClient(store.url, proven.layouts, options.policy_threads)
     await planner.ensure_started()
     coordinator = Coordinator(
@@ -66,7 +74,7 @@ async def start_policy(
         ledger_path=directory / LEDGER_FILE,
         observers=[SyncMetrics(checkpoint.version), *observers],
     )
-    service = PolicyService(checkpoint.version, store, coordinator, planner, startup=startup)
+    service = PolicyService(checkpoint.version, store, coordinator, planner, startup=startup, engine=engine)
     if options.follow:
         service.follower = Follower(store, coordinator, interval_s=options.follow_interval, on_poisoned=service.poison)
     return service

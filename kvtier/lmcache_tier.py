@@ -1,0 +1,132 @@
+"""The host tier over a supervised LMCache server: its life beside the engine, its namespaces, its report.
+
+Order at start-up: the connector wants a server before the engine has any KV memory, and how much is free is known only
+after the weights were verified and their disk copy was dropped. So an `auto` tier starts with a small pool, and the
+server is replaced by one of the final size before serving starts (`resize`), on the path that a crash takes too.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from kvtier.namespace import version_of
+from kvtier.server import LmcacheServer, ServerState, ServerUnreachable
+from kvtier.sizing import MIN_TIER_BYTES
+from kvtier.types import TierEngine, TierRequest
+from kvtier.wiring import lmcache_transfer_config
+
+logger = logging.getLogger("rollout.kv")
+_SAMPLE = re.compile(r"^(lmcache_mp_\w+?)(?:\{(.*)\})? ([-+.\deE]+)$", re.MULTILINE)
+
+
+class LmcacheTier:
+    """`name`, `capacity_bytes`, `state`: for reports. Start it before the engine, attach it after."""
+
+    name = "lmcache"
+
+    def __init__(self, request: TierRequest, chunk_tokens: int) -> None:
+        self.request = request
+        self.chunk_tokens = chunk_tokens
+        self._directory = tempfile.TemporaryDirectory(prefix="rollout-kv-")
+        self.server = LmcacheServer(request.size_bytes or MIN_TIER_BYTES, chunk_tokens, Path(self._directory.name))
+        self._engine: TierEngine | None = None
+        self._keep: list[str] | None = None
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self.server.capacity_bytes
+
+    @property
+    def state(self) -> str:
+        return self.server.state.value
+
+    @property
+    def is_up(self) -> bool:
+        return self.server.state is ServerState.RUNNING
+
+    def transfer_config(self) -> dict[str, Any]:
+        return lmcache_transfer_config(self.server.address)
+
+    async def start(self) -> None:
+        """Raises ServerFailed."""
+        await self.server.start()
+
+    def attach(self, engine: TierEngine) -> None:
+        """From now on the engine hears of the server's deaths, and a dead server is replaced."""
+        self._engine = engine
+        self.server.on_lost, self.server.on_back = self._on_lost, self._on_back
+        self.server.watch()
+
+    async def resize(self, capacity_bytes: int) -> None:
+        """Raises ServerFailed."""
+        await self.server.resize(capacity_bytes)
+
+    async def reclaim(self, namespaces: list[str]) -> None:
+        """Lets go of all other namespaces, in the background of the server; also of what they still store later."""
+        self._keep = namespaces
+        try:
+            await self.server.call("reclaim", keep=namespaces)
+        except ServerUnreachable as error:
+            # Only space: a new server starts empty, and `_on_back` says it again.
+            logger.warning("old KV namespaces are not reclaimed yet: %s", error)
+
+    async def stored(self, namespace: str) -> bool:
+        """Whether two chunks of `namespace` can be read."""
+        usage = await self.server.call("usage")
+        return bool(usage["namespaces"].get(namespace, {"entries": 0})["entries"] >= 2)
+
+    async def describe(self) -> dict[str, Any]:
+        """Pool, entries by namespace, counters. Without a server that answers: its state only."""
+        described: dict[str, Any] = {
+            "backend": self.name,
+            "state": self.state,
+            "capacity_bytes": self.capacity_bytes,
+            "restarts": self.server.restarts,
+        }
+        try:
+            usage, samples = await self.server.call("usage"), await self._samples()
+        except ServerUnreachable as error:
+            return described | {"error": str(error)}
+        namespaces = [
+            {"namespace": name, "version": version_of(name), **counts} for name, counts in usage["namespaces"].items()
+        ]
+        return described | {
+            "used_bytes": usage["used_bytes"],
+            "entries": sum(counts["entries"] for counts in usage["namespaces"].values()),
+            "namespaces": namespaces,
+            "reclaimed_entries": usage["reclaimed"],
+            "evicted_entries": samples.get("lmcache_mp_l1_evicted_keys_total", 0),
+            "server": samples,
+        }
+
+    async def close(self) -> None:
+        """Ends the server and removes its directory."""
+        await self.server.stop()
+        self._directory.cleanup()
+
+    async def _samples(self) -> dict[str, float]:
+        """The server's counters, added up over labels."""
+        text = (await self.server.call("metrics"))["text"]
+        totals: dict[str, float] = {}
+        for name, _, value in _SAMPLE.findall(text):
+            if name.endswith("_total"):
+                totals[name] = totals.get(name, 0.0) + float(value)
+        return totals
+
+    async def _on_lost(self) -> None:
+        assert self._engine is not None
+        await self._engine.collective("kv_server_lost")
+        await self._engine.utility("rollout_kv_server", False)
+
+    async def _on_back(self) -> None:
+        assert self._engine is not None
+        if not all(await self._engine.collective("kv_server_found")):
+            logger.error("not every rank could register with the new LMCache server: its heartbeat tries again")
+            return
+        await self._engine.utility("rollout_kv_server", True)
+        if self._keep is not None:
+            await self.reclaim(self._keep)
