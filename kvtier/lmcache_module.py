@@ -46,6 +46,7 @@ class NamespaceModule:
         self._rpc: Any = None
         self._keep: frozenset[str] | None = None
         self._reclaimed = 0
+        self._entry_bytes = 0
         self._wake = threading.Event()
         self._closed = False
         self._sweeper = threading.Thread(target=self._sweep_forever, name="rollout-reclaim", daemon=True)
@@ -75,23 +76,26 @@ class NamespaceModule:
         return {}
 
     def usage(self) -> dict[str, Any]:
-        """`{"namespaces": {name: {"entries": n, "bytes": n}}, "used_bytes", "capacity_bytes", "reclaimed"}`.
+        """`{"namespaces": {name: {"entries": n, "bytes": n}}, "used_bytes", "capacity_bytes", "reclaimed", ...}`.
 
-        Namespaces count readable entries; `reclaimed` is the number of entries taken out for being of another one.
+        Namespaces count readable entries; `reclaimed` is the number of entries taken out for being of another one;
+        `entry_bytes` the size of an entry seen last, 0 before the first.
         """
         entries: Counter[str] = Counter()
         size_bytes: Counter[str] = Counter()
         for manager in self._managers():
             for key, state in list(manager._objects.items()):
                 namespace = namespace_of(key.cache_salt)
+                self._entry_bytes = state.memory_obj.get_physical_size()
                 entries[namespace] += 1
-                size_bytes[namespace] += state.memory_obj.get_physical_size()
+                size_bytes[namespace] += self._entry_bytes
         used_bytes, capacity_bytes = self.context.storage_manager.get_l1_usage()
         return {
             "namespaces": {name: {"entries": entries[name], "bytes": size_bytes[name]} for name in sorted(entries)},
             "used_bytes": used_bytes,
             "capacity_bytes": capacity_bytes,
             "reclaimed": self._reclaimed,
+            "entry_bytes": self._entry_bytes,
         }
 
     def reclaim(self, keep: list[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtier.namespace import version_of
-from kvtier.server import LmcacheServer, ServerState, ServerUnreachable
+from kvtier.server import LmcacheServer, ServerState, ServerUnreachable, remove_shared_memory
 from kvtier.sizing import MIN_TIER_BYTES
 from kvtier.types import TierEngine, TierRequest
 from kvtier.wiring import lmcache_transfer_config
@@ -35,6 +35,7 @@ class LmcacheTier:
         self.server = LmcacheServer(request.size_bytes or MIN_TIER_BYTES, chunk_tokens, Path(self._directory.name))
         self._engine: TierEngine | None = None
         self._keep: list[str] | None = None
+        self._workers: set[int] = set()
 
     @property
     def capacity_bytes(self) -> int:
@@ -55,9 +56,10 @@ class LmcacheTier:
         """Raises ServerFailed."""
         await self.server.start()
 
-    def attach(self, engine: TierEngine) -> None:
+    async def attach(self, engine: TierEngine) -> None:
         """From now on the engine hears of the server's deaths, and a dead server is replaced."""
         self._engine = engine
+        self._workers = set(await engine.collective("kv_process"))
         self.server.on_lost, self.server.on_back = self._on_lost, self._on_back
         self.server.watch()
 
@@ -91,6 +93,10 @@ class LmcacheTier:
             usage, samples = await self.server.call("usage"), await self._samples()
         except ServerUnreachable as error:
             return described | {"error": str(error)}
+
+        def count(name: str) -> int:
+            return int(samples.get(f"lmcache_mp_{name}_total", 0))
+
         namespaces = [
             {"namespace": name, "version": version_of(name), **counts} for name, counts in usage["namespaces"].items()
         ]
@@ -98,14 +104,20 @@ class LmcacheTier:
             "used_bytes": usage["used_bytes"],
             "entries": sum(counts["entries"] for counts in usage["namespaces"].values()),
             "namespaces": namespaces,
+            # Since the server's last start. It counts what we reclaim as evicted too.
             "reclaimed_entries": usage["reclaimed"],
-            "evicted_entries": samples.get("lmcache_mp_l1_evicted_keys_total", 0),
-            "server": samples,
+            "evicted_entries": max(0, count("l1_evicted_chunks") - usage["reclaimed"]),
+            "stored_bytes": count("l1_write_chunks") * usage["entry_bytes"],
+            "loaded_bytes": count("l1_read_chunks") * usage["entry_bytes"],
+            "lookup_tokens": count("lookup_requested_tokens"),
+            "hit_tokens": count("lookup_hit_tokens"),
         }
 
     async def close(self) -> None:
-        """Ends the server and removes its directory."""
+        """Ends the server and removes what it and killed workers left. Call once the engine has ended."""
         await self.server.stop()
+        if leftovers := remove_shared_memory(self._workers):
+            logger.warning("removed shared memory of workers that were killed: %s", ", ".join(leftovers))
         self._directory.cleanup()
 
     async def _samples(self) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 
@@ -12,6 +13,10 @@ class KvTierWorkerExtension:
         """`{"stores": n, "loads": n}` that the tier has not finished on this rank."""
         connector = _connector()
         return connector.transfers_in_flight() if connector is not None else {"stores": 0, "loads": 0}
+
+    def kv_process(self) -> int:
+        """This worker's process id."""
+        return os.getpid()
 
     def kv_server_lost(self) -> None:
         """The LMCache server is dead. Raises RuntimeError without a connector."""

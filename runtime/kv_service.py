@@ -103,7 +103,7 @@ class KvService:
         tier = self._tier
         if tier is None:
             return
-        tier.attach(self._engine)
+        await tier.attach(self._engine)
         self._engine.has_tier = True
         if tier.request.size_bytes is None:
             await self._size(tier, model_bytes, dropped_bytes)
