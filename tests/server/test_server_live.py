@@ -91,7 +91,7 @@ def test_versions_go_live_under_streams_and_an_openai_script_works(
                 assert chat.parse().choices[0].message.content
                 assert int(chat.headers["x-policy-version"]) >= start
                 completion = await client.completions.create(model=MODEL, prompt="The sun is", max_tokens=4)
-                assert completion.choices[0].finish_reason == "length"
+                assert completion.choices[0].finish_reason in {"length", "stop"}
                 report = server.get("/policy")["last_sync"]
                 if report and report["timings_ms"]["pause_ms"] not in pauses:
                     pauses.append(report["timings_ms"]["pause_ms"])
