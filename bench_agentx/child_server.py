@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,7 +32,11 @@ async def child_server(command: Sequence[str], port: int, log: Path, ready_timeo
     with log.open("wb") as output:
         try:
             process = await asyncio.create_subprocess_exec(
-                *command, stdout=output, stderr=asyncio.subprocess.STDOUT, start_new_session=True
+                _program(command[0]),
+                *command[1:],
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
             )
         except OSError as error:
             raise ServerError(f"cannot start {command[0]!r}: {error}") from error
@@ -48,6 +54,11 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+def _program(name: str) -> str:
+    """The program on the PATH, or beside this Python: a virtual environment's scripts work without activating it."""
+    return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent)) or name
 
 
 async def _wait_until_ready(

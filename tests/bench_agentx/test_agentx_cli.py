@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +28,6 @@ STUB_SERVER = Path(__file__).parent / "agentx_stub_server.py"
 @contextmanager
 def _serving(stub: Stub) -> Iterator[str]:
     """Serve a stub on a thread of its own: ``main`` runs its own loop on this one."""
-    import asyncio
-
     port, started, loop = free_port(), threading.Event(), asyncio.new_event_loop()
 
     async def start() -> None:
@@ -116,6 +119,26 @@ def test_a_server_that_dies_leaves_a_report_and_status_one(data: Path, tmp_path:
     assert "ended early" in (tmp_path / "report.html").read_text()
 
 
+def test_ctrl_c_ends_a_run_with_its_report(data: Path, tmp_path: Path) -> None:
+    stub = Stub(ttft_s=0.05)
+
+    def interrupt() -> None:
+        while len(stub.seen) < 5:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with _serving(stub) as url:
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        arguments = ["run", "--url", url, "--concurrency", "2", *_replay_arguments(data, tmp_path)]
+        assert main([*arguments, "--max-sessions", "10000"]) == 1
+        interrupting.join()
+    rows, summary = read_rows(tmp_path / "run-c2.parquet")
+    assert summary["ended_by"] == "interrupted"
+    assert len(rows) >= 3
+    assert all(row.ok for row in rows)
+
+
 def test_bad_input_is_named_and_nothing_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text("{}\n")
@@ -166,6 +189,9 @@ def test_offload_starts_the_server_with_its_tier_off_then_on(
     off, on = (json.loads((tmp_path / f"tier-{tier}.log").read_text().splitlines()[0]) for tier in ("off", "on"))
     assert off[:5] == ["some/model", "--extra", "value", "--kv-tier", "off"]
     assert on[:5] == ["some/model", "--extra", "value", "--kv-tier", "2GiB"]
+    for started in (off, on):
+        with pytest.raises(OSError, match="refused"):  # the child is gone
+            socket.create_connection(("127.0.0.1", int(started[-1])), timeout=5)
     seeds = {read_rows(path)[1]["options"]["seed"] for path in tmp_path.glob("*.parquet")}
     assert seeds == {0}
 

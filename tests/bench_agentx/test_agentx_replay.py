@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -301,6 +302,20 @@ def test_a_stream_cut_short_and_an_error_inside_one_are_counted(data: Path) -> N
     replay = _replay(Stub(fail=misbehave), _sessions(data / "mooncake.jsonl"), _rules(max_sessions=3))
     assert [row.error for row in replay.rows] == ["truncated", "server", "protocol"]
     assert "boom" in replay.rows[1].error_message
+
+
+def test_versions_that_are_not_numbers_are_left_out(data: Path) -> None:
+    async def named(_: int, request: web.Request) -> web.StreamResponse | None:
+        body = await request.json()
+        span = {"version": "default", "start": 0, "end": body["max_tokens"]}
+        pieces = [{"choices": [{"text": "x"}]}] * (body["max_tokens"] - 1)
+        pieces.append({"choices": [{"text": "x", "weight_versions": [span]}]})
+        text = "".join(f"data: {json.dumps(piece)}\n\n" for piece in pieces) + "data: [DONE]\n\n"
+        return web.Response(text=text, headers={"x-policy-version": "default"}, content_type="text/event-stream")
+
+    replay = _replay(Stub(fail=named), _sessions(data / "mooncake.jsonl"), _rules(max_sessions=2))
+    assert [(row.error, row.policy_version, row.version_spans) for row in replay.rows] == [(None, None, [])] * 2
+    assert [len(row.arrivals_s) for row in replay.rows] == [3, 2]  # no usage reported: pieces are counted
 
 
 def test_a_failed_warm_up_stops_before_measuring(data: Path) -> None:
