@@ -7,12 +7,21 @@ releases the GIL. Nothing here knows of checkpoints, stores or engines.
 from __future__ import annotations
 
 from functools import reduce
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from native import _core
 from native._core import DecodeError
+from native.decode import (
+    DEFAULT_WINDOW_BYTES_MAX,
+    DecodedJob,
+    DecodeJob,
+    SparseXor,
+    StreamDecoder,
+    decode_many,
+    decode_sparse,
+)
 from native.encode import EncodedDelta, encode_delta
 
 if TYPE_CHECKING:
@@ -23,50 +32,21 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_WINDOW_BYTES_MAX",
     "DecodeError",
+    "DecodeJob",
+    "DecodedJob",
     "EncodedDelta",
     "SparseXor",
+    "StreamDecoder",
     "adler32",
     "adler32_add",
     "adler32_combine",
     "adler32_correction",
+    "decode_many",
     "decode_sparse",
     "encode_delta",
     "map_positions",
     "xor_count_adler",
 ]
-
-DEFAULT_WINDOW_BYTES_MAX = 128 << 20
-"""What zstd's own streaming decoder accepts by default (window log 27)."""
-
-
-class SparseXor(NamedTuple):
-    """The elements of one tensor that change, and how.
-
-    positions: element positions, ascending; uint32 if the tensor has at most 2**32 bytes, else uint64.
-    masks: XOR of old and new element, never 0; little-endian unsigned integers of the element's size.
-    """
-
-    positions: NDArray[Any]
-    masks: NDArray[Any]
-
-
-def decode_sparse(
-    payload: BufferLike,
-    size_bytes: int,
-    element_size: int,
-    *,
-    max_window_bytes: int = DEFAULT_WINDOW_BYTES_MAX,
-) -> SparseXor:
-    """Decodes a tensor's delta: concatenated zstd frames (RFC 8878) whose content is parent XOR new.
-
-    size_bytes is the tensor's length, element_size 1, 2, 4 or 8 bytes. Content checksums of frames are
-    not verified: the Adler-32 of the new bytes is the verdict.
-    Raises DecodeError (a ValueError) with the byte offset in the payload if the payload is malformed,
-    truncated or followed by other bytes, decodes to another length than size_bytes, needs a dictionary,
-    or a frame's window is larger than max_window_bytes (at most 2**30); or if size_bytes is no multiple
-    of element_size.
-    """
-    return SparseXor(*_core.decode_sparse(payload, size_bytes, element_size, max_window_bytes))
 
 
 def adler32(data: BufferLike, value: int = 1) -> int:

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 namespace native::binding {
 
@@ -68,8 +69,9 @@ auto with_position(size_t bytes, Function function) {
 
 inline py::dtype unsigned_dtype(size_t bytes) { return py::dtype("u" + std::to_string(bytes)); }
 
-// A numpy array that owns `data`, which came from malloc.
+// A numpy array that owns `data`, which came from malloc; no data for no items.
 inline py::array adopt(void* data, size_t items, size_t item_bytes) {
+  if (data == nullptr) return py::array(unsigned_dtype(item_bytes), std::vector<size_t>{0});
   py::capsule owner(data, [](void* memory) { free(memory); });
   return py::array(unsigned_dtype(item_bytes), {items}, {item_bytes}, data, owner);
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "../zstd/parallel_decode.hpp"
 #include "../zstd/sparse_decoder.hpp"
 #include "buffers.hpp"
 
@@ -24,13 +25,13 @@ std::string message(const zstd::Failure& failure) {
   return text;
 }
 
-zstd::Workspace& thread_workspace() {
-  thread_local std::unique_ptr<zstd::Workspace> workspace = std::make_unique<zstd::Workspace>();
-  return *workspace;
+[[noreturn]] void raise(const zstd::Failure& failure, const std::string& what = "") {
+  if (failure.error == zstd::Error::out_of_memory) throw std::bad_alloc();
+  throw DecodeError(what + message(failure));
 }
 
-py::tuple decode_sparse(py::handle payload, uint64_t size_bytes, unsigned element_size,
-                        uint64_t max_window_bytes) {
+void check_sizes(uint64_t size_bytes, unsigned element_size, uint64_t max_window_bytes,
+                 const std::string& what = "") {
   if (element_size != 1 && element_size != 2 && element_size != 4 && element_size != 8) {
     throw py::value_error("element_size: expected 1, 2, 4 or 8, found " + std::to_string(element_size));
   }
@@ -38,9 +39,27 @@ py::tuple decode_sparse(py::handle payload, uint64_t size_bytes, unsigned elemen
     throw py::value_error("max_window_bytes: at most 2**30, found " + std::to_string(max_window_bytes));
   }
   if (size_bytes % element_size != 0) {
-    throw DecodeError("the tensor's length of " + std::to_string(size_bytes) +
+    throw DecodeError(what + "the tensor's length of " + std::to_string(size_bytes) +
                       " bytes is not a multiple of its element size " + std::to_string(element_size));
   }
+}
+
+py::tuple hand_over(zstd::Elements& elements) {
+  const size_t size = elements.size();
+  void *positions, *masks;
+  elements.release(positions, masks);
+  py::array position_array = adopt(positions, size, elements.position_size());
+  return py::make_tuple(position_array, adopt(masks, size, elements.element_size()));
+}
+
+zstd::Workspace& thread_workspace() {
+  thread_local std::unique_ptr<zstd::Workspace> workspace = std::make_unique<zstd::Workspace>();
+  return *workspace;
+}
+
+py::tuple decode_sparse(py::handle payload, uint64_t size_bytes, unsigned element_size,
+                        uint64_t max_window_bytes) {
+  check_sizes(size_bytes, element_size, max_window_bytes);
   Buffer input(payload);
   zstd::Elements elements(size_bytes, element_size);
   zstd::Failure failure;
@@ -53,14 +72,72 @@ py::tuple decode_sparse(py::handle payload, uint64_t size_bytes, unsigned elemen
       failure.error = zstd::Error::out_of_memory;
     }
   }
-  if (failure.error == zstd::Error::out_of_memory) throw std::bad_alloc();
-  if (failure.error != zstd::Error::none) throw DecodeError(message(failure));
-  const size_t size = elements.size();
-  void *positions, *masks;
-  elements.release(positions, masks);
-  py::array position_array = adopt(positions, size, elements.position_size());
-  return py::make_tuple(position_array, adopt(masks, size, element_size));
+  if (failure.error != zstd::Error::none) raise(failure);
+  return hand_over(elements);
 }
+
+// Jobs are tuples (name, payload, size_bytes, element_size); the name only serves errors.
+py::list decode_many(const std::vector<std::tuple<std::string, py::object, uint64_t, unsigned>>& requests,
+                     unsigned threads, int niceness, uint64_t max_window_bytes) {
+  std::vector<std::unique_ptr<Buffer>> inputs;
+  std::vector<zstd::DecodeJob> jobs;
+  for (const auto& [name, payload, size_bytes, element_size] : requests) {
+    check_sizes(size_bytes, element_size, max_window_bytes, name + ": ");
+    inputs.push_back(std::make_unique<Buffer>(payload));
+    jobs.push_back(
+        {inputs.back()->bytes(), inputs.back()->size_bytes(), size_bytes, element_size, nullptr, {}});
+  }
+  {
+    py::gil_scoped_release release;
+    zstd::decode_parallel(jobs, {max_window_bytes, threads, niceness});
+  }
+  py::list results;
+  for (size_t i = 0; i < jobs.size(); i++) {
+    if (jobs[i].failure.error != zstd::Error::none) raise(jobs[i].failure, std::get<0>(requests[i]) + ": ");
+    const py::tuple arrays = hand_over(*jobs[i].elements);
+    results.append(
+        py::make_tuple(arrays[0], arrays[1], jobs[i].verified_checksums, jobs[i].unverified_checksums));
+  }
+  return results;
+}
+
+// A payload that is still arriving in a buffer of its final length.
+class StreamDecoder {
+ public:
+  StreamDecoder(py::handle payload, uint64_t size_bytes, unsigned element_size, uint64_t max_window_bytes)
+      : input_((check_sizes(size_bytes, element_size, max_window_bytes), payload)),
+        elements_(size_bytes, element_size),
+        decoder_(workspace_, elements_, size_bytes, max_window_bytes) {}
+
+  uint64_t advance(size_t available) {
+    if (available > input_.size_bytes()) {
+      throw py::value_error("available: at most the payload's " + std::to_string(input_.size_bytes()) +
+                            " bytes, found " + std::to_string(available));
+    }
+    bool good;
+    {
+      py::gil_scoped_release release;
+      good = decoder_.advance(input_.bytes(), available);
+    }
+    if (!good) raise(decoder_.failure());
+    return decoder_.decoded_bytes();
+  }
+
+  py::tuple finish() {
+    if (finished_) throw py::value_error("finish: this payload's result was handed over already");
+    advance(input_.size_bytes());
+    if (!decoder_.finish(input_.size_bytes())) raise(decoder_.failure());
+    finished_ = true;
+    return hand_over(elements_);
+  }
+
+ private:
+  bool finished_ = false;
+  Buffer input_;
+  zstd::Workspace workspace_;
+  zstd::Elements elements_;
+  zstd::SparseDecoder decoder_;
+};
 
 std::vector<std::string> available_instruction_sets() {
   std::vector<std::string> names;
@@ -85,6 +162,13 @@ void bind_decode(py::module_& module) {
   py::register_exception<DecodeError>(module, "DecodeError", PyExc_ValueError);
   module.def("decode_sparse", &decode_sparse, py::arg("payload"), py::arg("size_bytes"),
              py::arg("element_size"), py::arg("max_window_bytes"));
+  module.def("decode_many", &decode_many, py::arg("jobs"), py::arg("threads"), py::arg("niceness"),
+             py::arg("max_window_bytes"));
+  py::class_<StreamDecoder>(module, "StreamDecoder")
+      .def(py::init<py::handle, uint64_t, unsigned, uint64_t>(), py::arg("payload"), py::arg("size_bytes"),
+           py::arg("element_size"), py::arg("max_window_bytes"))
+      .def("advance", &StreamDecoder::advance, py::arg("available_bytes"))
+      .def("finish", &StreamDecoder::finish);
   module.def("instruction_sets", &available_instruction_sets);
   module.def("use_instruction_set", &use_instruction_set_named, py::arg("name"));
 }

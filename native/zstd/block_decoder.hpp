@@ -6,10 +6,10 @@
 namespace native::zstd {
 
 struct BlockDecoder {
-  // The content of a compressed block (section 3.1.1.3) appended to the history, which has room for it.
-  // `margin` bytes on both sides of [at, end) are readable.
+  // The content of a compressed block (section 3.1.1.3) appended to the dense window if that is active, else
+  // to the history; either has room for it. `margin` bytes on both sides of [at, end) are readable.
   Error (*decode_compressed)(Workspace&, const uint8_t* at, const uint8_t* end);
-  // The content of a raw block; `margin` bytes behind it are readable.
+  // Bytes appended to the history, which has room for them; `margin` bytes behind them are readable.
   void (*append_bytes)(History&, const uint8_t* data, uint32_t length);
 };
 

@@ -3,6 +3,7 @@
 // serves another.
 #pragma once
 #include "block_decoder.hpp"
+#include "execute_dense.hpp"
 #include "execute_sparse.hpp"
 #include "literals.hpp"
 
@@ -13,12 +14,14 @@ static Error decode_compressed_block(Workspace& workspace, const uint8_t* at, co
   Literals literals;
   Error error = read_literals(at, end, block_bytes_max, workspace.huffman, workspace.literals(), literals);
   if (error != Error::none) return error;
+  workspace.block_literals = literals.size;
   uint32_t count;
   error = read_sequence_count(at, end, count);
   if (error == Error::none && count > 0) error = read_sequence_tables(at, end, workspace.sequences);
   if (error == Error::none && count == 0 && at != end) error = Error::sequences_header;
   if (error != Error::none) return error;
-  return execute_sparse(workspace, at, end, count, literals);
+  return workspace.dense.active ? execute_dense(workspace, at, end, count, literals)
+                                : execute_sparse(workspace, at, end, count, literals);
 }
 
 }  // namespace native::zstd

@@ -37,6 +37,23 @@ class Elements {
                  : append_by_mask<uint32_t>(position, value, count, offset);
   }
 
+  // Adds elements of the same tensor that come after these; the first may be another part of the last one.
+  bool append(const Elements& other) {
+    if (other.size_ == 0) return true;
+    if (size_ + other.size_ > capacity_ && !resize(size_ + other.size_)) return false;
+    const size_t shared = size_ > 0 && memcmp(at(positions_, size_ - 1, position_size()), other.positions_,
+                                              position_size()) == 0;
+    for (size_t byte = 0; shared != 0 && byte < element_size_; byte++) {
+      at(masks_, size_ - 1, element_size_)[byte] |= at(other.masks_, 0, element_size_)[byte];
+    }
+    const size_t added = other.size_ - shared;
+    memcpy(at(positions_, size_, position_size()), at(other.positions_, shared, position_size()),
+           added * position_size());
+    memcpy(at(masks_, size_, element_size_), at(other.masks_, shared, element_size_), added * element_size_);
+    size_ += added;
+    return true;
+  }
+
   bool resize(size_t capacity) {
     void* positions = realloc(positions_, (capacity + 1) * position_size());
     if (positions != nullptr) positions_ = positions;
@@ -61,6 +78,10 @@ class Elements {
   size_t size_ = 0, capacity_ = 0;
   const unsigned element_size_;
   const bool wide_;
+
+  static uint8_t* at(void* array, size_t index, size_t item_bytes) {
+    return static_cast<uint8_t*>(array) + index * item_bytes;
+  }
 
   template <class Position>
   bool append_by_mask(const uint32_t* position, const uint8_t* value, size_t count, uint64_t offset) {

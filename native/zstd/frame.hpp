@@ -8,7 +8,7 @@ namespace native::zstd {
 
 struct FrameHeader {
   uint64_t window_bytes;
-  uint64_t content_bytes;  // valid if has_content_bytes
+  uint64_t content_bytes;  // UINT64_MAX unless has_content_bytes
   uint32_t block_bytes_max;
   bool has_content_bytes, has_checksum;
 };
@@ -54,7 +54,7 @@ inline Error read_header(const uint8_t* at, size_t available, Header& out) {
   for (unsigned i = 0; i < content_field_bytes; i++) content |= uint64_t(*field++) << (8 * i);
   if (content_field_bytes == 2) content += 256;
   out.frame.has_content_bytes = content_field_bytes != 0;
-  out.frame.content_bytes = content;
+  out.frame.content_bytes = content_field_bytes != 0 ? content : UINT64_MAX;
   out.frame.window_bytes = single_segment ? content : window;
   out.frame.block_bytes_max =
       out.frame.window_bytes < block_size_max ? uint32_t(out.frame.window_bytes) : block_size_max;

@@ -33,12 +33,15 @@ class History {
     free(buckets);
   }
 
-  void start_frame() {
+  // Forgets everything; the cursor is at this offset of the frame.
+  void restart(uint64_t frame_offset) {
     size = 0;
-    base = 0;
+    base = frame_offset;
     cursor = 0;
     filled_ = 1;
   }
+
+  uint64_t frame_offset() const { return base + cursor; }
 
   // Makes room for a block of `block_bytes`, every byte of which may become an entry. False: out of memory.
   bool reserve(uint32_t block_bytes, uint64_t window_bytes) {

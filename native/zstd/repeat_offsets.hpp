@@ -24,6 +24,14 @@ struct RepeatOffsets {
     for (TrackedOffset& tracked : recent) tracked.packed = tracked.offset();
   }
 
+  // A new offset, which the caller has told apart.
+  NATIVE_INLINE uint32_t push(uint32_t offset) {
+    recent[2] = recent[1];
+    recent[1] = recent[0];
+    recent[0].packed = offset;
+    return offset;
+  }
+
   // The same for offset value 1, by far the most frequent one in sparse deltas: the most recent offset or,
   // behind an empty literal run, the one before.
   NATIVE_INLINE TrackedOffset resolve_one(uint32_t literal_length) {

@@ -1,6 +1,14 @@
 #include "sparse_decoder.hpp"
 
 namespace native::zstd {
+namespace {
+
+// The next block is decoded densely if more than one byte in so many of this one was a nonzero byte copied by
+// a match, and sparsely again once fewer are: copied entries are what makes sparse execution slow. In between
+// the two are about equally fast (native.bench).
+constexpr uint64_t enter_dense_ratio = 187, leave_dense_ratio = 328;
+
+}  // namespace
 
 bool SparseDecoder::advance(const uint8_t* input, size_t available) {
   input_ = input;
@@ -62,27 +70,26 @@ Error SparseDecoder::read_block() {
   if (left - BlockHeader::bytes < header.stored_bytes()) return Error::need_input;
 
   History& history = workspace_.history;
-  const uint64_t base = history.base;
+  const bool dense = workspace_.dense.active;
+  const uint64_t before = history.frame_offset(), base = history.base;
+  if (dense) history.restart(before);
   if (!history.reserve(frame.block_bytes_max, frame.window_bytes)) return Error::out_of_memory;
   if (history.base != base) workspace_.repeat.forget_fingers();
   const size_t first_entry = history.size;
-  const uint64_t before = history.base + history.cursor;
-  if (Error error = decode_block(header, input_ + offset_ + BlockHeader::bytes); error != Error::none)
-    return error;
+  const uint8_t* content = input_ + offset_ + BlockHeader::bytes;
+  workspace_.block_literals = header.size;
+  Error error = dense ? decode_densely(header, content) : decode_sparsely(header, content);
+  if (error != Error::none) return error;
 
-  const uint64_t block_bytes = history.base + history.cursor - before;
-  if (block_bytes > size_bytes_ - decoded_bytes_) {
-    return fail(Error::output_size, size_bytes_, decoded_bytes_ + block_bytes);
-  }
-  decoded_bytes_ += block_bytes;
-  if (!elements_.append(history.positions + first_entry, history.values + first_entry,
-                        history.size - first_entry, frame_start_bytes_ + history.base)) {
-    return Error::out_of_memory;
-  }
+  const uint64_t block_bytes = history.frame_offset() - before;
+  const size_t entries = history.size - first_entry, literals = workspace_.block_literals;
+  const size_t copied = entries > literals ? entries - literals : 0;
+  error = accept_block(block_bytes, first_entry);
+  if (error == Error::none) error = choose_mode(block_bytes, copied, header.last);
+  if (error != Error::none) return error;
   if (header.last) {
-    const uint64_t content_bytes = decoded_bytes_ - frame_start_bytes_;
-    if (frame.has_content_bytes && frame.content_bytes != content_bytes) {
-      return fail(Error::content_size, frame.content_bytes, content_bytes);
+    if (frame.has_content_bytes && frame.content_bytes != history.frame_offset()) {
+      return fail(Error::content_size, frame.content_bytes, history.frame_offset());
     }
     expect_ = Expect::checksum;
   }
@@ -90,7 +97,22 @@ Error SparseDecoder::read_block() {
   return Error::none;
 }
 
-Error SparseDecoder::decode_block(const BlockHeader& header, const uint8_t* content) {
+Error SparseDecoder::accept_block(uint64_t block_bytes, size_t first_entry) {
+  const History& history = workspace_.history;
+  if (history.frame_offset() > workspace_.frame.content_bytes) {
+    return fail(Error::content_size, workspace_.frame.content_bytes, history.frame_offset());
+  }
+  if (block_bytes > size_bytes_ - decoded_bytes_) {
+    return fail(Error::output_size, size_bytes_, decoded_bytes_ + block_bytes);
+  }
+  decoded_bytes_ += block_bytes;
+  const bool appended =
+      elements_.append(history.positions + first_entry, history.values + first_entry,
+                       history.size - first_entry, start_bytes_ + frame_start_bytes_ + history.base);
+  return appended ? Error::none : Error::out_of_memory;
+}
+
+Error SparseDecoder::decode_sparsely(const BlockHeader& header, const uint8_t* content) {
   History& history = workspace_.history;
   switch (header.type) {
     case BlockHeader::raw:
@@ -111,6 +133,70 @@ Error SparseDecoder::decode_block(const BlockHeader& header, const uint8_t* cont
   }
 }
 
+// In dense mode the history holds the entries of one block only.
+Error SparseDecoder::decode_densely(const BlockHeader& header, const uint8_t* content) {
+  DenseWindow& dense = workspace_.dense;
+  const FrameHeader& frame = workspace_.frame;
+  if (!dense.reserve(frame.block_bytes_max, frame.window_bytes, frame.content_bytes))
+    return Error::out_of_memory;
+  const size_t begin = dense.end;
+  switch (header.type) {
+    case BlockHeader::raw:
+      memcpy(dense.memory + begin, content, header.size);
+      dense.end += header.size;
+      break;
+    case BlockHeader::run:
+      memset(dense.memory + begin, *content, header.size);
+      dense.end += header.size;
+      break;
+    default: {
+      const uint8_t* at = with_margins(content, header.size);
+      const Error error = blocks_.decode_compressed(workspace_, at, at + header.size);
+      if (error != Error::none) return error;
+    }
+  }
+  const uint32_t block_bytes = uint32_t(dense.end - begin);
+  if (frame.has_checksum && dense.whole_frame) dense.checksum.update(dense.memory + begin, block_bytes);
+  blocks_.append_bytes(workspace_.history, dense.memory + begin, block_bytes);
+  return Error::none;
+}
+
+// The next block will be about as this one.
+Error SparseDecoder::choose_mode(uint64_t block_bytes, size_t copied, bool last) {
+  DenseWindow& dense = workspace_.dense;
+  const FrameHeader& frame = workspace_.frame;
+  if (dense.active && copied * leave_dense_ratio < block_bytes) {
+    if (!last) return leave_dense_mode();
+    dense.active = false;
+  } else if (!dense.active && copied * enter_dense_ratio > block_bytes &&
+             frame.window_bytes <= DenseWindow::window_bytes_max) {
+    if (last)
+      dense.active = true;
+    else if (!dense.enter(workspace_.history, frame.window_bytes, frame.content_bytes))
+      return Error::out_of_memory;
+    dense.whole_frame = false;
+  }
+  return Error::none;
+}
+
+// From dense to sparse: the nonzero bytes of the last window become the history.
+Error SparseDecoder::leave_dense_mode() {
+  DenseWindow& dense = workspace_.dense;
+  History& history = workspace_.history;
+  const FrameHeader& frame = workspace_.frame;
+  const size_t span = dense.end < frame.window_bytes ? dense.end : size_t(frame.window_bytes);
+  history.restart(history.frame_offset() - span);
+  for (size_t left = span; left > 0;) {
+    const uint32_t part = left < block_size_max ? uint32_t(left) : block_size_max;
+    if (!history.reserve(part, frame.window_bytes)) return Error::out_of_memory;
+    blocks_.append_bytes(history, dense.memory + dense.end - left, part);
+    left -= part;
+  }
+  workspace_.repeat.forget_fingers();
+  dense.active = dense.whole_frame = false;
+  return Error::none;
+}
+
 // The block itself or, where it lies too near to an end of the input, a copy.
 const uint8_t* SparseDecoder::with_margins(const uint8_t* content, uint32_t stored_bytes) {
   const size_t before = size_t(content - input_), after = available_ - before - stored_bytes;
@@ -120,10 +206,18 @@ const uint8_t* SparseDecoder::with_margins(const uint8_t* content, uint32_t stor
 }
 
 Error SparseDecoder::end_frame() {
-  const size_t checksum_bytes = workspace_.frame.has_checksum ? 4 : 0;
-  if (available_ - offset_ < checksum_bytes) return Error::need_input;
-  offset_ += checksum_bytes;
-  unverified_checksums_ += workspace_.frame.has_checksum;
+  if (workspace_.frame.has_checksum) {
+    if (available_ - offset_ < 4) return Error::need_input;
+    if (workspace_.dense.whole_frame) {
+      const uint32_t stored = load<uint32_t>(input_ + offset_),
+                     found = uint32_t(workspace_.dense.checksum.digest());
+      if (stored != found) return fail(Error::content_checksum, stored, found);
+      verified_checksums_++;
+    } else {
+      unverified_checksums_++;
+    }
+    offset_ += 4;
+  }
   frames_++;
   expect_ = Expect::frame;
   return Error::none;

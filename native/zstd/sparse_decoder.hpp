@@ -10,12 +10,17 @@ namespace native::zstd {
 // more of the input arrives at the same address; `finish` says whether what arrived was a whole payload.
 class SparseDecoder {
  public:
-  SparseDecoder(Workspace& workspace, Elements& elements, uint64_t size_bytes, uint64_t window_bytes_max)
+  // The content is that of a tensor's bytes [start_bytes, start_bytes + size_bytes).
+  SparseDecoder(Workspace& workspace, Elements& elements, uint64_t size_bytes, uint64_t window_bytes_max,
+                uint64_t start_bytes = 0)
       : blocks_(block_decoder(active_instruction_set())),
         workspace_(workspace),
         elements_(elements),
         size_bytes_(size_bytes),
-        window_bytes_max_(window_bytes_max) {}
+        start_bytes_(start_bytes),
+        window_bytes_max_(window_bytes_max) {
+    workspace_.dense.active = false;  // what came before must not show
+  }
 
   // Decodes every complete block among the first `available` bytes. False after a failure.
   bool advance(const uint8_t* input, size_t available);
@@ -25,6 +30,8 @@ class SparseDecoder {
   const Failure& failure() const { return failure_; }
   uint64_t decoded_bytes() const { return decoded_bytes_; }
   uint64_t frames() const { return frames_; }
+  // Content checksums of frames: verified where all of a frame was decoded densely, else skipped.
+  uint64_t verified_checksums() const { return verified_checksums_; }
   uint64_t unverified_checksums() const { return unverified_checksums_; }
 
  private:
@@ -33,15 +40,20 @@ class SparseDecoder {
   const BlockDecoder& blocks_;
   Workspace& workspace_;
   Elements& elements_;
-  const uint64_t size_bytes_, window_bytes_max_;
+  const uint64_t size_bytes_, start_bytes_, window_bytes_max_;
   const uint8_t* input_ = nullptr;
   size_t offset_ = 0, available_ = 0;
-  uint64_t decoded_bytes_ = 0, frame_start_bytes_ = 0, frames_ = 0, unverified_checksums_ = 0;
+  uint64_t decoded_bytes_ = 0, frame_start_bytes_ = 0, frames_ = 0;
+  uint64_t verified_checksums_ = 0, unverified_checksums_ = 0;
   Failure failure_;
 
   Error read_frame_header();
   Error read_block();
-  Error decode_block(const BlockHeader& header, const uint8_t* content);
+  Error decode_sparsely(const BlockHeader& header, const uint8_t* content);
+  Error decode_densely(const BlockHeader& header, const uint8_t* content);
+  Error accept_block(uint64_t block_bytes, size_t first_entry);
+  Error choose_mode(uint64_t block_bytes, size_t copied, bool last);
+  Error leave_dense_mode();
   const uint8_t* with_margins(const uint8_t* content, uint32_t stored_bytes);
   Error end_frame();
   Error fail(Error error, uint64_t expected, uint64_t found);

@@ -1,6 +1,7 @@
 // What a thread needs to decode blocks; reusable for one payload after the other.
 // Holds the state that RFC 8878 section 3.1.1.3 lets a block take over from the blocks before it.
 #pragma once
+#include "dense_window.hpp"
 #include "frame.hpp"
 #include "history.hpp"
 #include "huffman_table.hpp"
@@ -14,7 +15,9 @@ struct Workspace {
   HuffmanTable huffman;
   SequenceTables sequences;
   RepeatOffsets repeat;
-  History history;
+  History history;            // where blocks are sparse
+  DenseWindow dense;          // where they are not
+  size_t block_literals = 0;  // how many the block decoded last had
   uint8_t literals_memory[block_size_max + 2 * margin];
   uint8_t block_memory[block_size_max +
                        2 * margin];  // a copy of a block that lies too near to an end of the input
@@ -27,7 +30,8 @@ struct Workspace {
     huffman.valid = false;
     for (bool& valid : sequences.valid) valid = false;
     repeat = RepeatOffsets{};
-    history.start_frame();
+    history.restart(0);
+    dense.start_frame(header.window_bytes);
   }
 };
 

@@ -1,0 +1,112 @@
+"""Deltas with many nonzero bytes: the decoder changes to dense decoding and back, and nobody can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import zstandard
+from native_contents import dense_content, sparse_content, text_content
+
+import native
+from native import _core
+
+
+@pytest.fixture(params=_core.instruction_sets(), autouse=True)
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    _core.use_instruction_set(request.param)
+    yield request.param
+    _core.use_instruction_set(_core.instruction_sets()[-1])
+
+
+def compress(content: bytes, level: int = 9, **options: object) -> bytes:
+    parameters = zstandard.ZstdCompressionParameters.from_level(level, **options)
+    return zstandard.ZstdCompressor(compression_params=parameters).compress(content)
+
+
+def assert_decodes_to(payload: bytes, content: bytes, element_size: int = 1) -> None:
+    elements = np.frombuffer(content, f"<u{element_size}")
+    decoded = native.decode_sparse(payload, len(content), element_size)
+    np.testing.assert_array_equal(decoded.positions, np.flatnonzero(elements))
+    np.testing.assert_array_equal(decoded.masks, elements[decoded.positions])
+
+
+def changing_content(size_bytes: int) -> bytes:
+    """Stretches of a few blocks of very different density, which repeat parts of each other."""
+    parts = []
+    for i in range(size_bytes >> 19):
+        density = (0.0005, 0.2, 0.01, 0.6)[i % 4]
+        parts.append(sparse_content(1 << 19, density, seed=i % 7))
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("level", [1, 3, 9, 19])
+@pytest.mark.parametrize("element_size", [1, 4])
+def test_density_that_changes_within_a_frame(level: int, element_size: int) -> None:
+    content = changing_content(6 << 20)
+    assert_decodes_to(compress(content, level), content, element_size)
+
+
+@pytest.mark.parametrize("window_log", [10, 14, 17, 19])
+def test_windows_smaller_than_the_dense_memory(window_log: int) -> None:
+    content = changing_content(8 << 20) + text_content(3 << 20, seed=3)
+    assert_decodes_to(compress(content, 6, window_log=window_log), content, 2)
+
+
+def test_a_window_larger_than_the_dense_limit_stays_right() -> None:
+    content = changing_content(4 << 20) + bytes(40 << 20) + changing_content(4 << 20)
+    assert_decodes_to(compress(content, 3, window_log=26, enable_ldm=True), content, 1)
+
+
+def test_frames_start_in_the_mode_that_the_last_one_ended_in() -> None:
+    dense, sparse = text_content(400_000, seed=1), sparse_content(400_000, 0.001, seed=2)
+    payload = b"".join(compress(part) for part in (dense, dense, sparse, sparse, dense))
+    assert_decodes_to(payload, dense + dense + sparse + sparse + dense, 1)
+
+
+def test_raw_and_run_blocks_while_dense() -> None:
+    text = text_content(300_000, seed=5)
+    content = text + dense_content(300_000, seed=6) + b"\x07" * 300_000 + bytes(300_000) + text
+    assert_decodes_to(compress(content, 9, window_log=21), content, 1)
+
+
+def test_short_offsets_repeat_their_pattern() -> None:
+    parts = [text_content(200_000, seed=7)]
+    for period in [*range(1, 40), 63, 64, 65]:
+        unit = dense_content(period, seed=period)
+        parts += [unit * (3000 // period), dense_content(50, seed=period + 100)]
+    content = b"".join([*parts, text_content(200_000, seed=8)])
+    for level in (1, 5, 19):
+        assert_decodes_to(compress(content, level), content, 1)
+
+
+def with_checksum(content: bytes) -> bytes:
+    return compress(content, 3, write_checksum=True)
+
+
+def test_checksums_of_dense_frames_are_verified_and_others_counted() -> None:
+    dense, sparse = text_content(600_000, seed=9), sparse_content(600_000, 0.001, seed=9)
+    job = native.DecodeJob("t", with_checksum(dense) + with_checksum(dense), 1_200_000, 1)
+    decoded = native.decode_many([job], threads=1)[0]
+    assert (decoded.verified_checksums, decoded.unverified_checksums) == (1, 1)
+    job = native.DecodeJob("t", with_checksum(sparse), 600_000, 1)
+    decoded = native.decode_many([job], threads=1)[0]
+    assert (decoded.verified_checksums, decoded.unverified_checksums) == (0, 1)
+
+
+def test_a_wrong_checksum_of_a_dense_frame_is_an_error() -> None:
+    dense = text_content(600_000, seed=10)
+    payload = bytearray(with_checksum(dense) * 2)
+    payload[-1] ^= 1
+    with pytest.raises(native.DecodeError, match="content checksum does not match"):
+        native.decode_sparse(payload, 1_200_000, 1)
+
+
+def test_a_frame_longer_than_its_content_size_is_rejected_while_dense() -> None:
+    text = text_content(500_000, seed=11)
+    payload = bytearray(compress(text, 3, window_log=17))
+    assert payload[4] & 0xE0 == 0x80  # a window, and a content size of four bytes
+    payload[6:10] = (300_000).to_bytes(4, "little")
+    with pytest.raises(native.DecodeError, match="expected 300000"):
+        native.decode_sparse(bytes(payload), 300_000, 1)
