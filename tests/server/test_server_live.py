@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import openai
 import pytest
@@ -49,9 +50,6 @@ class Stream:
         self.finish_reason: str | None = None
         self.tokens = 0
 
-    def gaps_ms(self) -> list[float]:
-        return [(after - before) * 1e3 for before, after in pairwise(self.arrivals)]
-
 
 async def stream_completion(client: openai.AsyncOpenAI) -> Stream:
     stream = Stream()
@@ -73,47 +71,77 @@ async def stream_completion(client: openai.AsyncOpenAI) -> Stream:
     return stream
 
 
+class SeenCommit(NamedTuple):
+    """A version that a client saw go live: between the two looks, with the pause that the server reports."""
+
+    before: float
+    after: float
+    pause_ms: float
+
+
+async def watch_commits(server: Server, last_version: int) -> list[SeenCommit]:
+    """Looks at `/policy` until `last_version` is served."""
+    seen: list[SeenCommit] = []
+    version, looked_at = (await asyncio.to_thread(server.get, "/policy"))["version"], time.monotonic()
+    while version < last_version:
+        await asyncio.sleep(0.02)
+        policy, now = await asyncio.to_thread(server.get, "/policy"), time.monotonic()
+        if policy["version"] > version and policy["last_sync"]["version"] == policy["version"]:
+            version = policy["version"]
+            seen.append(SeenCommit(looked_at, now, policy["last_sync"]["timings_ms"]["pause_ms"]))
+        looked_at = now
+    return seen
+
+
+async def talk(client: openai.AsyncOpenAI, oldest: int) -> None:
+    """What a plain script does: a chat and a completion."""
+    chat = await client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=[{"role": "user", "content": "Name a colour."}], max_tokens=4
+    )
+    assert chat.parse().choices[0].message.content
+    assert int(chat.headers["x-policy-version"]) >= oldest
+    completion = await client.completions.create(model=MODEL, prompt="The sun is", max_tokens=4)
+    assert completion.choices[0].finish_reason in {"length", "stop"}
+
+
 def test_versions_go_live_under_streams_and_an_openai_script_works(
     live: tuple[Server, str, dict[str, str]], demo_model: Path, tmp_path: Path
 ) -> None:
     server, store, _ = live
     start = server.get("/policy")["version"]
-    pauses: list[float] = []
 
-    async def traffic() -> list[Stream]:
+    async def traffic() -> tuple[list[Stream], list[SeenCommit]]:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
-            running = [asyncio.create_task(stream_completion(client)) for _ in range(2)]
-            finished: list[Stream] = []
-            while server.get("/policy")["version"] < start + VERSIONS:
-                chat = await client.chat.completions.with_raw_response.create(
-                    model=MODEL, messages=[{"role": "user", "content": "Name a colour."}], max_tokens=4
+            watching = asyncio.create_task(watch_commits(server, start + VERSIONS))
+            streams: list[Stream] = []
+            while not watching.done():
+                *finished, _ = await asyncio.gather(
+                    stream_completion(client), stream_completion(client), talk(client, start)
                 )
-                assert chat.parse().choices[0].message.content
-                assert int(chat.headers["x-policy-version"]) >= start
-                completion = await client.completions.create(model=MODEL, prompt="The sun is", max_tokens=4)
-                assert completion.choices[0].finish_reason in {"length", "stop"}
-                report = server.get("/policy")["last_sync"]
-                if report and report["timings_ms"]["pause_ms"] not in pauses:
-                    pauses.append(report["timings_ms"]["pause_ms"])
-                for task in [task for task in running if task.done()]:
-                    running.remove(task)
-                    finished.append(task.result())
-                    running.append(asyncio.create_task(stream_completion(client)))
-            return finished + list(await asyncio.gather(*running))
+                streams += finished
+            return streams, await watching
 
     with demo_trainer(store, demo_model, VERSIONS, tmp_path / "trainer.log", "--interval-s", "1"):
-        streams = asyncio.run(asyncio.wait_for(traffic(), 300))
-    assert all(stream.finish_reason == "length" for stream in streams)
+        streams, commits = asyncio.run(asyncio.wait_for(traffic(), 400))
+    assert [stream.finish_reason for stream in streams] == ["length"] * len(streams)
     assert [stream.tokens for stream in streams] == [TOKENS] * len(streams)
     assert min(stream.started_on for stream in streams if stream.started_on is not None) == start
-    assert pauses, "no sync was seen"
-    # A gap between chunks is at most a reported pause and what gaps are anyway (steps, other load on the machine).
-    longest = sorted(gap for stream in streams for gap in stream.gaps_ms())
-    usual = longest[int(len(longest) * 0.98)]
-    assert longest[-1] <= max(pauses) + 10 * usual
+    assert commits
+    assert_pause_is_as_reported(streams, commits)
     policy = server.get("/policy")
     assert policy["state"] == "idle"
     assert policy["ledger"]["size_bytes"] == policy["last_sync"]["total_elements"] * 2
+
+
+def assert_pause_is_as_reported(streams: list[Stream], commits: list[SeenCommit]) -> None:
+    """A gap between chunks around a commit is at most the reported pause and twice what other gaps are anyway."""
+    gaps = [gap for stream in streams for gap in pairwise(stream.arrivals)]
+    for commit in commits:
+        pause_s = commit.pause_ms / 1e3
+        around = [gap for gap in gaps if gap[0] < commit.after and gap[1] > commit.before - pause_s]
+        others = [after - before for before, after in gaps if (before, after) not in around]
+        for before, after in around:
+            assert after - before <= pause_s + 2 * max(others)
 
 
 def test_the_same_greedy_prompt_never_meets_the_kv_of_an_older_version(
