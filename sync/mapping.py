@@ -145,9 +145,12 @@ def _region(box: Box) -> _Region:
 
 
 class BatchBuilder:
-    """Collects routed parts of one rank and one element size into batches of bounded size."""
+    """Collects routed parts of one rank and one element size into batches of bounded size.
 
-    def __init__(self, limit_bytes: int = 32 << 20) -> None:
+    The default lets a worker stage one batch while the next is decoded, also when a delta is small.
+    """
+
+    def __init__(self, limit_bytes: int = 2 << 20) -> None:
         self._limit_bytes = limit_bytes
         self._parts: list[RoutedPart] = []
         self._size_bytes = 0

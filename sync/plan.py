@@ -150,9 +150,11 @@ class _Job:
         done = 0
         total = len({name for delta in self._chain.deltas for name in delta.weight_map})
         for payloads in self._groups():
+            # The largest first: what is left for the end is small, and no thread waits long for another.
+            largest_first = sorted(payloads.items(), key=lambda item: -sum(len(step.entry.payload) for step in item[1]))
             results = [
                 (name, self._planner._decoders.submit(self._decode_and_route, name, steps))
-                for name, steps in payloads.items()
+                for name, steps in largest_first
             ]
             for name, future in results:
                 changes, routed = future.result()

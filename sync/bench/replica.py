@@ -37,7 +37,7 @@ class Replica:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         command = [
             *(sys.executable, "-m", "runtime.main", str(model), "--host", "127.0.0.1", "--port", str(self._port)),
-            *("--enforce-eager", "--max-model-len", "512", *arguments),
+            *("--enforce-eager", "--max-model-len", "512", "--kv-tier", "off", *arguments),
         ]
         # Its routes are what today's way needs: pause, reload_weights, resume.
         environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}

@@ -116,7 +116,17 @@ def running_server(directory: Path, *arguments: str, environment: dict[str, str]
 
 # One compute thread: with one a core, every step would wait for whatever else runs on the slower core.
 SMALL = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0", "PYTHONUNBUFFERED": "1"}
-SMALL_ARGUMENTS = ("--enforce-eager", "--max-model-len", "512", "--host", "127.0.0.1", "--follow-interval", "0.1")
+SMALL_ARGUMENTS = (
+    "--enforce-eager",
+    "--max-model-len",
+    "512",
+    "--host",
+    "127.0.0.1",
+    "--follow-interval",
+    "0.1",
+    "--kv-tier",
+    "off",
+)
 
 
 @contextmanager
