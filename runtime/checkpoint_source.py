@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import xxhash
 
+from runtime.cache import cache_directory
 from sync.checkpoint import CheckpointDirectory
 from sync.errors import PublicationError, Rejection
 from sync.format import read_manifest
@@ -54,7 +55,7 @@ class ServedCheckpoint:
 @contextlib.contextmanager
 def managed_directory(root: Path | None) -> Iterator[Path]:
     """A directory of this process under `root`, removed at the end. Leftovers of dead processes are removed first."""
-    base = root or default_root()
+    base = root or cache_directory() / "managed"
     base.mkdir(parents=True, exist_ok=True)
     for leftover in base.glob(f"{_PREFIX}*"):
         owner = leftover.name.removeprefix(_PREFIX).partition("-")[0]
@@ -66,11 +67,6 @@ def managed_directory(root: Path | None) -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def default_root() -> Path:
-    cache = os.environ.get("ROLLOUT_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "rollout-serve"
-    return Path(cache).expanduser() / "managed"
 
 
 def user_checkpoint(model: str, version: int) -> ServedCheckpoint:

@@ -20,6 +20,7 @@ from sync.planner_client import PlannerDied
 
 # Whoever waits for a sync comes back after about one.
 RETRY_AFTER_S = 2
+MAX_BODY_BYTES = 4096
 
 
 class SyncRequest(BaseModel):
@@ -38,6 +39,9 @@ class AdminGuard:
         self._key = key
 
     def __call__(self, request: Request) -> None:
+        size = request.headers.get("content-length", "")
+        if not size.isdigit() or int(size) > MAX_BODY_BYTES:
+            raise HTTPException(413, f"send a body with a content-length of at most {MAX_BODY_BYTES} bytes")
         if self._key is not None:
             given = request.headers.get("authorization", "").removeprefix("Bearer ")
             if not secrets.compare_digest(given.encode(), self._key.encode()):

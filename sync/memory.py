@@ -6,6 +6,9 @@ is rounded. Works the same on any torch device; the caller chooses stream and th
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy.typing as npt
 import torch
 
 from sync.layout import Box, LayoutError, LayoutMap
@@ -64,6 +67,14 @@ class EngineMemory:
     def write(self, destination: str, offsets: torch.Tensor, values: torch.Tensor) -> None:
         """Writes absolute `values` at `offsets`; writing twice is harmless."""
         self.flat[destination].index_copy_(0, offsets, values)
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A copy of `array` on `device`; to CUDA through page-locked memory, ordered on the current stream."""
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def as_integers(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from native import adler32_add, adler32_correction
-from sync.memory import INTEGER_OF_SIZE, EngineMemory, as_integers, source_block
+from sync.memory import INTEGER_OF_SIZE, EngineMemory, as_integers, source_block, to_device
 from sync.segments import ElementBatch, Segment
 
 Array = npt.NDArray[Any]
@@ -86,7 +86,7 @@ class Stager:
         self, segment: Segment, offsets: Array, positions: Array, masks: Array, keeps: Array | None
     ) -> None:
         memory, tensor, destination = self._memory, segment.tensor, segment.destination
-        index = torch.from_numpy(offsets.astype(np.int64)).to(memory.device)
+        index = to_device(offsets.astype(np.int64), memory.device)
         old_held = memory.gather(destination, index)
         old = memory.narrow(old_held, destination, tensor)
         kept = old if keeps is None else old & _as_tensor(keeps, old)
@@ -108,7 +108,7 @@ class Stager:
         flat = published.view(INTEGER_OF_SIZE[element_size])
         changed = 0
         for box, counts in zip(memory.layout.boxes_of.get(tensor, ()), counted, strict=True):
-            new = source_block(flat, box).to(memory.device)
+            new = to_device(source_block(flat, box).numpy(), memory.device)
             old = memory.read_box(box)
             index = (new != old).nonzero()
             if len(index) == 0:
@@ -177,7 +177,7 @@ def _linear(index: torch.Tensor, strides: tuple[int, ...], offset: int) -> torch
 
 def _as_tensor(array: Array, like: torch.Tensor) -> torch.Tensor:
     """Unsigned numpy values as signed integers of the same size on `like`'s device (a copy: batches are read-only)."""
-    return as_integers(torch.from_numpy(np.array(array))).to(like.device)
+    return as_integers(to_device(np.array(array), like.device))
 
 
 def _as_array(tensor: torch.Tensor) -> Array:

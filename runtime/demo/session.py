@@ -22,7 +22,8 @@ from typing import Any
 
 from rich.console import Console
 
-from runtime.demo.convert import CHECKPOINT_NAME, DemoModelError, cache_directory, ensure_demo_model
+from runtime.cache import cache_directory
+from runtime.demo.convert import CHECKPOINT_NAME, DemoModelError, ensure_demo_model
 from runtime.demo.display import DemoDisplay
 from runtime.server import serve
 from sync.coordinator import SyncReport, SyncState

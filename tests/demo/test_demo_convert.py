@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from runtime.cache import cache_directory
 from runtime.demo import convert
-from runtime.demo.convert import DemoModelError, GgufSource, cache_directory, ensure_demo_model, find_gguf
+from runtime.demo.convert import DemoModelError, GgufSource, ensure_demo_model, find_gguf
 
 pytest.importorskip("gguf", reason="the demo extra is not installed")
 

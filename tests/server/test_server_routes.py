@@ -23,6 +23,7 @@ class FailingCoordinator:
     """A coordinator whose next sync fails in a chosen way."""
 
     version = 4
+    is_syncing = False
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -76,6 +77,12 @@ def test_admin_routes_are_closed_to_other_machines_by_default() -> None:
     http = client(PolicyService(0), peer="192.0.2.7")
     assert http.post("/policy/sync", json={}).status_code == 403
     assert http.get("/policy").status_code == 200
+
+
+def test_an_oversized_or_unsized_admin_body_is_not_read() -> None:
+    http = client(PolicyService(0))
+    assert http.post("/policy/sync", content=b" " * 5000).status_code == 413
+    assert http.post("/policy/sync", content=(chunk for chunk in [b"{}"])).status_code == 413
 
 
 def test_a_proxy_on_this_machine_does_not_open_admin_routes() -> None:
