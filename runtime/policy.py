@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,8 @@ from sync.coordinator import Coordinator, SyncReport
 from sync.follower import Follower
 from sync.planner_client import PlannerClient
 from sync.stores.base import Store
+
+logger = logging.getLogger("rollout.policy")
 
 
 class SyncRefused(Exception):
@@ -99,8 +101,10 @@ class PolicyService:
         """Stops following and ends the planner. A sync that has not sealed yet is given up."""
         if self._follow_task is not None:
             self._follow_task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._follow_task
+            (ended,) = await asyncio.gather(self._follow_task, return_exceptions=True)
+            if isinstance(ended, Exception):
+                # The engine is gone by now, so a sync that was under way cannot tell its workers.
+                logger.info("a sync was given up at the end: %s", ended)
         if self.kv is not None:
             await self.kv.close()
         if self.planner is not None:

@@ -20,7 +20,7 @@ from native import adler32_add
 from sync.errors import PublicationError, StoreError
 from sync.layout import LayoutError
 from sync.ledger import Ledger
-from sync.planner_client import PlannerClient, PlannerDied
+from sync.planner_client import PlannerClient
 
 logger = logging.getLogger("rollout.sync")
 POLL_INTERVAL_S = 0.002
@@ -140,9 +140,9 @@ class Coordinator:
     async def sync(self, target: int) -> SyncReport | None:
         """Takes the replica to policy version `target`; None if it is served already.
 
-        Raises SyncBusy while another sync runs; PublicationError, StoreError, LayoutError or PlannerDied where
-        `target` was refused (state `failed`, the old version is served, not one byte of engine memory changed);
-        EnginePoisoned where a commit could be neither finished nor undone.
+        Raises SyncBusy while another sync runs; PublicationError, StoreError, LayoutError, PlannerDied or RuntimeError
+        where `target` was refused (state `failed`, the old version is served, not one byte of engine memory changed, or
+        every byte changed back); EnginePoisoned where a commit could be neither finished nor undone.
         """
         if self._lock.locked():
             raise SyncBusy(f"a sync to version {self.progress.get('target')} is running")
@@ -157,7 +157,10 @@ class Coordinator:
             except EnginePoisoned as error:
                 self._fail(SyncState.POISONED, target, error)
                 raise
-            except (PublicationError, StoreError, LayoutError, PlannerDied, RuntimeError) as error:
+            except asyncio.CancelledError:
+                self._enter(SyncState.FAILED)
+                raise
+            except Exception as error:
                 self._fail(SyncState.FAILED, target, error)
                 raise
             self._enter(SyncState.IDLE)

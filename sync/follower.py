@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 from sync.coordinator import Coordinator, EnginePoisoned, SyncBusy
 from sync.errors import PublicationError, StoreError
-from sync.layout import LayoutError
-from sync.planner_client import PlannerDied
 from sync.stores.base import Store
 
 logger = logging.getLogger("rollout.follower")
@@ -58,8 +56,9 @@ class Follower:
                 pass  # Somebody else asked for a version; look again afterwards.
             except (StoreError, PublicationError) as error:
                 logger.warning("following %s: %s", self._store.url, error)
-            except (LayoutError, PlannerDied, RuntimeError) as error:
-                logger.error("following %s: %s", self._store.url, error)
+            except Exception:
+                # Whatever it was, the old version is served; a follower that ended would never try again.
+                logger.exception("following %s failed unexpectedly", self._store.url)
             await asyncio.sleep(self._interval_s)
 
     async def _follow(self, target: int) -> None:

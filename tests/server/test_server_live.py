@@ -32,8 +32,8 @@ def live(
         store = f"s3://{BUCKET}/live-{time.time_ns()}"
     else:
         environment, store = {}, str(directory / "store")
-    arguments = (str(demo_model), "--policy-store", store, "--served-model-name", MODEL, *SMALL_ARGUMENTS)
-    with running_server(directory, *arguments, environment=environment) as server:
+    arguments = (str(demo_model), "--policy-store", store, "--served-model-name", MODEL, "--enable-scale-out")
+    with running_server(directory, *arguments, *SMALL_ARGUMENTS, environment=environment) as server:
         server.wait_ready()
         with pytest.MonkeyPatch.context() as patch:
             for name, value in environment.items():
@@ -169,6 +169,16 @@ def prefix_hits(server: Server) -> int:
         text = response.read().decode()
     lines = [line for line in text.splitlines() if line.startswith("vllm:prefix_cache_hits_total")]
     return int(float(lines[0].rsplit(" ", 1)[1]))
+
+
+def test_tokens_carry_the_policy_version_that_made_them(live: tuple[Server, str, dict[str, str]]) -> None:
+    """vLLM's own spans of weight versions, on the route that RL trainers read them from."""
+    server, _, _ = live
+    version = server.get("/policy")["version"]
+    body = {"model": MODEL, "token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 3, "ignore_eos": True}}
+    status, answer = server.post("/inference/v1/generate", body)
+    assert status == 200, answer
+    assert answer["choices"][0]["weight_versions"] == [{"version": str(version), "start": 0, "end": 3}]
 
 
 def test_policy_metrics_are_served(live: tuple[Server, str, dict[str, str]]) -> None:
