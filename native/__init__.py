@@ -23,6 +23,15 @@ from native.decode import (
     decode_sparse,
 )
 from native.encode import EncodedDelta, encode_delta
+from native.memory import (
+    GatheredXor,
+    Grouped,
+    counting_sort,
+    gather,
+    gather_xor,
+    prefer_huge_pages,
+    scatter,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,16 +44,23 @@ __all__ = [
     "DecodeJob",
     "DecodedJob",
     "EncodedDelta",
+    "GatheredXor",
+    "Grouped",
     "SparseXor",
     "StreamDecoder",
     "adler32",
     "adler32_add",
     "adler32_combine",
     "adler32_correction",
+    "counting_sort",
     "decode_many",
     "decode_sparse",
     "encode_delta",
+    "gather",
+    "gather_xor",
     "map_positions",
+    "prefer_huge_pages",
+    "scatter",
     "xor_count_adler",
 ]
 

@@ -5,6 +5,7 @@ namespace native::binding {
 void bind_decode(pybind11::module_& module);
 void bind_checksum(pybind11::module_& module);
 void bind_map(pybind11::module_& module);
+void bind_memory(pybind11::module_& module);
 }  // namespace native::binding
 
 PYBIND11_MODULE(_core, module) {
@@ -12,4 +13,5 @@ PYBIND11_MODULE(_core, module) {
   native::binding::bind_decode(module);
   native::binding::bind_checksum(module);
   native::binding::bind_map(module);
+  native::binding::bind_memory(module);
 }

@@ -27,16 +27,20 @@ uint32_t correction(py::handle positions_object, py::handle old_object, py::hand
                           ", found " + std::to_string(old_values.items()) + " and " +
                           std::to_string(new_values.items()));
   }
-  return with_unsigned(old_values.item_bytes(), "element size", [&](auto* element) {
-    using Element = std::remove_pointer_t<decltype(element)>;
-    return with_position(positions.item_bytes(), [&](auto* position) {
-      using Position = std::remove_pointer_t<decltype(position)>;
-      py::gil_scoped_release release;
-      return adler32_correction(reinterpret_cast<const Position*>(positions.bytes()),
-                                reinterpret_cast<const Element*>(old_values.bytes()),
-                                reinterpret_cast<const Element*>(new_values.bytes()), count, size_bytes);
-    });
+  const size_t element_size = old_values.item_bytes();
+  with_unsigned(element_size, "element size", [](auto*) {});
+  uint32_t result = 0;
+  const bool inside = with_position(positions.item_bytes(), [&](auto* position) {
+    using Position = std::remove_pointer_t<decltype(position)>;
+    py::gil_scoped_release release;
+    return adler32_correction(reinterpret_cast<const Position*>(positions.bytes()), old_values.bytes(),
+                              new_values.bytes(), count, element_size, size_bytes, result);
   });
+  if (!inside) {
+    throw py::value_error("positions: all must be below the tensor's " +
+                          std::to_string(size_bytes / element_size) + " elements");
+  }
+  return result;
 }
 
 py::tuple xor_pass(py::handle parent_object, py::handle new_object, py::handle out_object,

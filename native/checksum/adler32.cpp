@@ -1,24 +1,14 @@
 #include "adler32.hpp"
 
 #include <algorithm>
+#include <memory>
+
+#include "../kernels/vector_kernels.hpp"
 
 namespace native {
 
 uint32_t adler32(uint32_t checksum, const uint8_t* data, size_t size) {
-  constexpr size_t chunk_max = 5552;  // the most bytes before B can exceed 32 bits
-  uint32_t a = checksum & 0xFFFF, b = checksum >> 16;
-  while (size > 0) {
-    const size_t chunk = std::min(size, chunk_max);
-    for (size_t i = 0; i < chunk; i++) {
-      a += data[i];
-      b += a;
-    }
-    a %= adler_modulus;
-    b %= adler_modulus;
-    data += chunk;
-    size -= chunk;
-  }
-  return b << 16 | a;
+  return vector_kernels(active_instruction_set()).adler32(checksum, data, size);
 }
 
 uint32_t adler32_combine(uint32_t first, uint32_t second, uint64_t second_size_bytes) {
@@ -39,50 +29,60 @@ uint32_t adler32_add(uint32_t left, uint32_t right) {
 
 namespace {
 
-uint32_t positive_modulo(int64_t value) {
+uint64_t modulo(int64_t value) {
   const int64_t rest = value % int64_t(adler_modulus);
-  return uint32_t(rest < 0 ? rest + adler_modulus : rest);
+  return uint64_t(rest < 0 ? rest + adler_modulus : rest);
+}
+
+// From sums whose places count from `origin` + 2^31.
+uint32_t correction_of(const ChangeSums& sums, size_t element_size, uint64_t size_bytes, uint64_t origin) {
+  const uint64_t a = modulo(sums.change);
+  const uint64_t place = (origin % adler_modulus + (uint64_t{1} << 31) % adler_modulus) % adler_modulus;
+  const uint64_t by_place = (modulo(sums.change_by_place) + place * a) % adler_modulus;
+  const uint64_t taken = (by_place * element_size + modulo(sums.change_by_lane)) % adler_modulus;
+  const uint64_t b = (size_bytes % adler_modulus * a + adler_modulus - taken) % adler_modulus;
+  return uint32_t(b << 16 | a);
 }
 
 }  // namespace
 
-template <class Position, class Element>
-uint32_t adler32_correction(const Position* positions, const Element* old_values, const Element* new_values,
-                            size_t count, uint64_t size_bytes) {
-  // |one element's share of B| <= 255 * sizeof(Element) * size_bytes: so many fit into 62 bits without a
-  // modulo.
-  const uint64_t share_max = 255 * sizeof(Element) * std::max<uint64_t>(size_bytes, 1);
-  const size_t chunk_max = size_t(std::max<uint64_t>((uint64_t{1} << 62) / share_max, 1));
-  uint32_t result = 0;
-  for (size_t start = 0; start < count; start += chunk_max) {
-    const size_t stop = std::min(count, start + chunk_max);
-    int64_t a = 0, b = 0;
-    for (size_t i = start; i < stop; i++) {
-      int32_t sum = 0, weighted = 0;
-      for (unsigned lane = 0; lane < sizeof(Element); lane++) {
-        const int32_t change =
-            int32_t(uint8_t(new_values[i] >> (8 * lane))) - int32_t(uint8_t(old_values[i] >> (8 * lane)));
-        sum += change;
-        weighted += int32_t(lane) * change;
-      }
-      a += sum;
-      b += int64_t(size_bytes - uint64_t(positions[i]) * sizeof(Element)) * sum - weighted;
+template <class Position>
+bool adler32_correction(const Position* positions, const void* old_values, const void* new_values,
+                        size_t count, size_t element_size, uint64_t size_bytes, uint32_t& correction) {
+  const uint64_t elements = size_bytes / element_size;
+  const auto change_sums = vector_kernels(active_instruction_set()).change_sums[size_index(element_size)];
+  const auto* old_bytes = static_cast<const uint8_t*>(old_values);
+  const auto* new_bytes = static_cast<const uint8_t*>(new_values);
+  Position largest = 0;
+  for (size_t i = 0; i < count; i++) largest = std::max(largest, positions[i]);
+  if (count > 0 && largest >= elements) return false;
+  correction = 0;
+  std::unique_ptr<uint32_t[]> narrow;
+  if (sizeof(Position) > sizeof(uint32_t)) narrow.reset(new uint32_t[std::min(count, change_sums_count_max)]);
+  for (size_t start = 0; start < count;) {
+    size_t stop = std::min(count, start + change_sums_count_max);
+    uint64_t origin = 0;
+    const uint32_t* places;
+    if constexpr (sizeof(Position) == sizeof(uint32_t)) {
+      places = positions + start;
+    } else {  // as far as they lie within 2^32 of the first one's
+      origin = positions[start] >> 32 << 32;
+      size_t i = start;
+      for (; i < stop && positions[i] >> 32 == origin >> 32; i++) narrow[i - start] = uint32_t(positions[i]);
+      stop = i;
+      places = narrow.get();
     }
-    result = adler32_add(result, positive_modulo(b) << 16 | positive_modulo(a));
+    const ChangeSums sums =
+        change_sums(places, old_bytes + start * element_size, new_bytes + start * element_size, stop - start);
+    correction = adler32_add(correction, correction_of(sums, element_size, size_bytes, origin));
+    start = stop;
   }
-  return result;
+  return true;
 }
 
-#define INSTANTIATE(Position, Element)                                                                     \
-  template uint32_t adler32_correction<Position, Element>(const Position*, const Element*, const Element*, \
-                                                          size_t, uint64_t);
-INSTANTIATE(uint32_t, uint8_t)
-INSTANTIATE(uint32_t, uint16_t)
-INSTANTIATE(uint32_t, uint32_t)
-INSTANTIATE(uint32_t, uint64_t)
-INSTANTIATE(uint64_t, uint8_t)
-INSTANTIATE(uint64_t, uint16_t)
-INSTANTIATE(uint64_t, uint32_t)
-INSTANTIATE(uint64_t, uint64_t)
+template bool adler32_correction(const uint32_t*, const void*, const void*, size_t, size_t, uint64_t,
+                                 uint32_t&);
+template bool adler32_correction(const uint64_t*, const void*, const void*, size_t, size_t, uint64_t,
+                                 uint32_t&);
 
 }  // namespace native

@@ -17,14 +17,14 @@ uint32_t adler32_combine(uint32_t first, uint32_t second, uint64_t second_size_b
 // Component-wise sum modulo 65521 of two packed values.
 uint32_t adler32_add(uint32_t left, uint32_t right);
 
-// What the change of `count` elements adds to the checksum of a tensor of `size_bytes` bytes. A byte at
-// offset i counts once in A and size_bytes - i times in B, so the change of element p from `old_values` to
-// `new_values` adds
-//   A: sum(d),   B: (size_bytes - p * sizeof(Element)) * sum(d) - sum(lane * d),   d = new byte - old byte of
+// What the change of `count` elements of `element_size` bytes (1, 2, 4, 8) adds to the checksum of a tensor
+// of `size_bytes` bytes. A byte at offset i counts once in A and size_bytes - i times in B, so the change of
+// element p adds
+//   A: sum(d),   B: (size_bytes - p * element_size) * sum(d) - sum(lane * d),   d = new byte - old byte of
 //   each lane.
-// Positions may come in any order, each at most once; all must lie within the tensor.
-template <class Position, class Element>
-uint32_t adler32_correction(const Position* positions, const Element* old_values, const Element* new_values,
-                            size_t count, uint64_t size_bytes);
+// Positions may come in any order, each at most once; false if one lies outside the tensor.
+template <class Position>
+bool adler32_correction(const Position* positions, const void* old_values, const void* new_values,
+                        size_t count, size_t element_size, uint64_t size_bytes, uint32_t& correction);
 
 }  // namespace native

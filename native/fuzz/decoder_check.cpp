@@ -20,6 +20,7 @@
 
 namespace {
 
+using native::fuzz::Depth;
 using native::fuzz::Outcome;
 
 std::vector<uint8_t> read_file(const char* path) {
@@ -61,7 +62,8 @@ int main(int argument_count, char** arguments) {
     const std::vector<uint8_t> original = read_file(arguments[i]);
     for (unsigned long round = 0; round <= mutations; round++) {
       const std::vector<uint8_t> input = round == 0 ? original : mutate(original, random);
-      const Outcome outcome = native::fuzz::decode_both(input.data(), input.size());
+      const Outcome outcome =
+          native::fuzz::decode_both(input.data(), input.size(), Depth::every_element_size);
       counts[outcome.kind]++;
       if (outcome.kind == Outcome::differ)
         printf("%s, mutation %lu: %s\n", arguments[i], round, outcome.detail.c_str());

@@ -11,9 +11,10 @@ struct Outcome {
   std::string detail;  // of a difference, or of what only one of the two rejects
 };
 
-// Decodes for every element size and with every instruction set at hand; all must agree. Content is bounded
-// to 1 MiB: both decoders reject more. What the sparse decoder accepts counts as `unchecked` where no
-// libzstd.so.1 can be loaded.
-Outcome decode_both(const uint8_t* input, size_t size);
+enum class Depth { one_element_size, every_element_size };
+
+// Decodes with every instruction set at hand; all must agree. Content is bounded to 1 MiB: both decoders
+// reject more. What the sparse decoder accepts counts as `unchecked` where no libzstd.so.1 can be loaded.
+Outcome decode_both(const uint8_t* input, size_t size, Depth depth);
 
 }  // namespace native::fuzz

@@ -49,6 +49,18 @@ def test_every_position_inside_the_box_is_mapped(
     assert index.dtype == target.dtype == np.uint32
 
 
+@pytest.mark.parametrize("stride", [1, 3, 4096, 7168, (1 << 31) + 1, (1 << 32) + 5, 1 << 33])
+def test_large_strides_divide_exactly(stride: int) -> None:
+    random = np.random.default_rng(stride)
+    rows = random.integers(0, min(1000, (1 << 40) // stride), 500).astype(np.uint64)
+    columns = random.integers(0, min(stride, 9000), 500).astype(np.uint64)
+    positions = np.unique(rows * np.uint64(stride) + columns)
+    index, target = native.map_positions(positions, 0, 0, [1000, min(stride, 9000)], [stride, 1], [9000, 1])
+    assert index.tolist() == list(range(positions.size))
+    expected = positions // np.uint64(stride) * np.uint64(9000) + positions % np.uint64(stride)
+    np.testing.assert_array_equal(target, expected)
+
+
 def test_destinations_beyond_32_bits_are_wide() -> None:
     positions = np.array([3, 4, 5], np.uint32)
     index, target = native.map_positions(positions, 4, 7, [2], [1], [1 << 33])
