@@ -86,10 +86,11 @@ async def watch_commits(server: Server, last_version: int) -> list[SeenCommit]:
     while version < last_version:
         await asyncio.sleep(0.02)
         policy, now = await asyncio.to_thread(server.get, "/policy"), time.monotonic()
-        if policy["version"] > version and policy["last_sync"]["version"] == policy["version"]:
-            version = policy["version"]
-            seen.append(SeenCommit(looked_at, now, policy["last_sync"]["timings_ms"]["pause_ms"]))
-        looked_at = now
+        if policy["version"] == version:
+            looked_at = now
+        elif (report := policy["last_sync"]) and report["version"] == policy["version"]:
+            seen.append(SeenCommit(looked_at, now, report["timings_ms"]["pause_ms"]))
+            version, looked_at = policy["version"], now
     return seen
 
 
