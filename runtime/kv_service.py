@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from prometheus_client import REGISTRY, CollectorRegistry
+
 from kvtier.canary import CanaryReport, Probe, run_canary
 from kvtier.lmcache_tier import LmcacheTier
 from kvtier.server import ServerFailed, ServerUnreachable
@@ -88,13 +90,15 @@ def _require_room(request: TierRequest) -> None:
 class KvService:
     """`canary` is the last report; None until the first has run."""
 
-    def __init__(self, tier: LmcacheTier | None, engine: VllmEngine, async_llm: Any) -> None:
+    def __init__(
+        self, tier: LmcacheTier | None, engine: VllmEngine, async_llm: Any, registry: CollectorRegistry = REGISTRY
+    ) -> None:
         self._tier = tier
         self._engine = engine
         self._llm = async_llm
         self._refresher: asyncio.Task[None] | None = None
         self._canary_lock = asyncio.Lock()
-        self._metrics = KvMetrics()
+        self._metrics = KvMetrics(registry)
         self.canary: CanaryReport | None = None
         engine.observe_outputs(self._metrics.on_outputs)
 
