@@ -52,7 +52,7 @@ class Options:
     cache_bust: bool = True
     seed: int = 0
     grace_period_s: float = 30.0
-    stall_timeout_s: float = 300.0
+    stall_timeout_s: float = 900.0
     devices: int = 1
     policy_sync_url: str | None = None
     policy_sync_every_s: float = 30.0
