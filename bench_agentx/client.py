@@ -18,7 +18,7 @@ import aiohttp
 EndpointType = Literal["completions", "chat"]
 
 MAX_EVENT_BYTES = 16 << 20
-MAX_ERROR_BYTES = 64 << 10
+MAX_PAGE_BYTES = 64 << 20
 # Servers close idle connections after 5 s (uvicorn's default): let go before they do.
 _KEEP_ALIVE_S = 4.0
 _GET_TIMEOUT = aiohttp.ClientTimeout(total=15.0)
@@ -111,18 +111,18 @@ class Client:
         """A GET of the server: its text, or None where it has no such route or does not answer."""
         try:
             async with self._session.get(self.endpoint.base_url + path, timeout=_GET_TIMEOUT) as response:
-                return await response.text() if response.status == 200 else None
+                return (await _read_page(response)).decode() if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError):
             return None
 
     async def post_json(self, url: str, body: Any) -> tuple[int, Any]:
         """A POST of any URL: status, and the answer (parsed where it is JSON)."""
         async with self._session.post(url, json=body) as response:
-            text = await response.text()
+            page = await _read_page(response)
             try:
-                return response.status, json.loads(text)
+                return response.status, json.loads(page)
             except ValueError:
-                return response.status, text
+                return response.status, page.decode(errors="replace")
 
     async def send(self, body: bytes, headers: Mapping[str, str], reply: Reply) -> None:
         """One request, its answer written into ``reply`` as it comes; cancelling keeps what has come."""
@@ -134,7 +134,7 @@ class Client:
                 if response.status == 200:
                     await _read_stream(response.content, reply)
                 else:
-                    _read_failure(response, await response.content.read(MAX_ERROR_BYTES), reply)
+                    _read_failure(response, await _read_page(response), reply)
         except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
             reply.fail("connect", error)
         except (aiohttp.ServerTimeoutError, TimeoutError) as error:
@@ -143,6 +143,16 @@ class Client:
             reply.fail("disconnected", error)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             reply.fail("protocol", f"{type(error).__name__}: {error}")
+
+
+async def _read_page(response: aiohttp.ClientResponse) -> bytes:
+    """A body that is no stream. Raises aiohttp.ClientPayloadError past ``MAX_PAGE_BYTES``."""
+    page = bytearray()
+    async for piece in response.content.iter_any():
+        page += piece
+        if len(page) > MAX_PAGE_BYTES:
+            raise aiohttp.ClientPayloadError(f"{response.url}: more than {MAX_PAGE_BYTES} bytes")
+    return bytes(page)
 
 
 def _read_failure(response: aiohttp.ClientResponse, body: bytes, reply: Reply) -> None:
@@ -177,10 +187,10 @@ def _read_event(event: dict[str, Any], arrived_s: float, reply: Reply) -> None:
         reply.fail("server", event["error"])
     usage = event.get("usage")
     if usage:
-        reply.prompt_tokens = usage["prompt_tokens"]
-        reply.completion_tokens = usage["completion_tokens"]
-        details = usage.get("prompt_tokens_details") or {}
-        reply.cached_tokens = details.get("cached_tokens")
+        reply.prompt_tokens = _count(usage["prompt_tokens"])
+        reply.completion_tokens = _count(usage["completion_tokens"])
+        cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        reply.cached_tokens = None if cached_tokens is None else _count(cached_tokens)
     for choice in event.get("choices", ())[:1]:
         if _carries_tokens(choice):
             reply.arrivals.append(arrived_s)
@@ -202,10 +212,16 @@ def _version_spans(spans: list[dict[str, Any]]) -> tuple[VersionSpan, ...]:
     """The spans, or none where a server names its versions otherwise than by number."""
     versions = [_integer(str(span["version"])) for span in spans]
     return tuple(
-        VersionSpan(version, span["start"], span["end"])
+        VersionSpan(version, _count(span["start"]), _count(span["end"]))
         for version, span in zip(versions, spans, strict=True)
         if version is not None and None not in versions
     )
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"expected a count, found {value!r:.80}")
+    return value
 
 
 def _integer(text: str | None) -> int | None:

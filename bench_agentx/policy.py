@@ -114,8 +114,10 @@ def _pauses(rows: Sequence[Row], updates: Sequence[PolicyUpdate]) -> dict[str, d
         # where each piece is one token, a span's start is a place among the arrivals
         if len(row.version_spans) > 1 and len(row.arrivals_s) == row.completion_tokens:
             for span in row.version_spans[1:]:
-                gap_s = row.arrivals_s[span["start"]] - row.arrivals_s[span["start"] - 1]
-                gaps_ms.setdefault(f"version {span['version']}", []).append(gap_s * 1000)
+                first = span["start"]
+                if 0 < first < len(row.arrivals_s):
+                    gap_s = row.arrivals_s[first] - row.arrivals_s[first - 1]
+                    gaps_ms.setdefault(f"version {span['version']}", []).append(gap_s * 1000)
     if not gaps_ms:
         for number, update in enumerate(updates):
             seen = [gap for row in rows if (gap := _longest_gap_ms(row, update)) is not None]

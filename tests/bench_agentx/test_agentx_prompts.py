@@ -41,7 +41,7 @@ def _tokens(builder: PromptBuilder, session: Session, turn: int, play: int = 0) 
 ids = st.lists(st.integers(0, 3), max_size=6)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(ids, ids, st.integers(0, 15), st.integers(0, 15), st.sampled_from([1.0, 0.5, 0.21]))
 def test_prompts_agree_exactly_as_far_as_their_ids_do(
     first: list[int], second: list[int], first_tail: int, second_tail: int, factor: float

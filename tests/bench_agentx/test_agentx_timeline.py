@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench_agentx.timeline import shorten_idle_gaps
@@ -41,6 +41,7 @@ def test_a_parent_that_waits_for_busy_subagents_is_not_idle(data: Path) -> None:
     assert [turn.start_s for turn in shortened.root.spawns[0].agent.turns] == [2.0, 5.0]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), min_size=1, max_size=12),
     st.integers(0, 20),
