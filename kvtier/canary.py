@@ -53,8 +53,8 @@ class CanaryEngine(Protocol):
     async def forget(self, token_ids: list[int], cache_salt: str) -> int:
         """Takes the prompt out of GPU memory's cache; returns the number of blocks."""
 
-    async def stored(self, namespace: str) -> bool:
-        """Whether the host tier holds all full chunks of the canary's prompt."""
+    async def stored(self, token_ids: list[int], cache_salt: str) -> bool:
+        """Whether the host tier holds all full chunks of the prompt."""
 
 
 async def run_canary(engine: CanaryEngine, chunk_tokens: int, vocabulary: int) -> CanaryReport:
@@ -81,7 +81,7 @@ async def _run_once(engine: CanaryEngine, chunk_tokens: int, vocabulary: int) ->
     if reference.cached_tokens < 2 * chunk_tokens:
         return failed(f"{reference.cached_tokens} of {2 * chunk_tokens} tokens were in GPU memory right after a run")
     deadline = time.monotonic() + STORE_TIMEOUT_S
-    while not await engine.stored(namespace):
+    while not await engine.stored(tokens, namespace):
         if time.monotonic() > deadline:
             return failed(f"the host tier has not stored two chunks within {STORE_TIMEOUT_S:.0f} s")
         await asyncio.sleep(_POLL_S)

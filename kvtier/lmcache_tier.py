@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from kvtier.namespace import version_of
+from kvtier.namespace import namespace_of, version_of
 from kvtier.server import LmcacheServer, ServerState, ServerUnreachable, remove_shared_memory
 from kvtier.sizing import MIN_TIER_BYTES
 from kvtier.types import TierEngine, TierRequest
@@ -76,10 +76,11 @@ class LmcacheTier:
             # Only space: a new server starts empty, and `_on_back` says it again.
             logger.warning("old KV namespaces are not reclaimed yet: %s", error)
 
-    async def stored(self, namespace: str) -> bool:
-        """Whether two chunks of `namespace` can be read."""
+    async def stored(self, token_ids: list[int], cache_salt: str) -> bool:
+        """Counts the entries of the salt's namespace, so it is right for a namespace with one prompt in it."""
         usage = await self.server.call("usage")
-        return bool(usage["namespaces"].get(namespace, {"entries": 0})["entries"] >= 2)
+        counts = usage["namespaces"].get(namespace_of(cache_salt), {"entries": 0})
+        return bool(counts["entries"] >= len(token_ids) // self.chunk_tokens)
 
     async def describe(self) -> dict[str, Any]:
         """Pool, entries by namespace, counters. Without a server that answers: its state only."""

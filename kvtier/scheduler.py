@@ -103,23 +103,29 @@ def _abort_started(core: Any, report: Moved) -> None:
     report.aborted = len(aborted)
 
 
-def forget_prefix(core: Any, token_ids: list[int], cache_salt: str) -> int:
-    """Takes a prompt's blocks out of the GPU-side prefix cache, so that only a host tier can still hit it.
-
-    Returns how many blocks that were. Only blocks of exactly this salt are concerned.
-    """
+def prompt_hashes(core: Any, token_ids: list[int], cache_salt: str) -> list[bytes]:
+    """vLLM's hashes of a prompt's full blocks."""
     request = Request(
-        "rollout-forget",
+        "rollout-hashes",
         token_ids,
         SamplingParams(),
         None,
         cache_salt=cache_salt,
         block_hasher=core.request_block_hasher,
     )
+    hashes: list[bytes] = request.block_hashes
+    return hashes
+
+
+def forget_prefix(core: Any, token_ids: list[int], cache_salt: str) -> int:
+    """Takes a prompt's blocks out of the GPU-side prefix cache, so that only a host tier can still hit it.
+
+    Returns how many blocks that were. Only blocks of exactly this salt are concerned.
+    """
     manager = core.scheduler.kv_cache_manager
     groups = range(len(manager.kv_cache_config.kv_cache_groups))
     found: set[int] = set()
-    for block_hash in request.block_hashes:
+    for block_hash in prompt_hashes(core, token_ids, cache_salt):
         for group in groups:
             blocks = manager.block_pool.get_cached_block(block_hash, [group])
             found.update(block.block_id for block in blocks or ())

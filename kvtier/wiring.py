@@ -35,3 +35,19 @@ def lmcache_transfer_config(address: ServerAddress) -> dict[str, Any]:
             "lmcache.mp.save_decode_cache": True,
         },
     }
+
+
+def native_transfer_config(capacity_bytes: int) -> dict[str, Any]:
+    """The connector of `kvtier.native_connector`: the pool lives in the engine's workers, all ranks together."""
+    return {
+        "kv_connector": "PolicyOffloadingConnector",
+        "kv_connector_module_path": "kvtier.native_connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "spec_name": "HostOffloadingSpec",
+            "spec_module_path": "kvtier.native_connector",
+            "cpu_bytes_to_use": capacity_bytes,
+            "offload_prompt_only": False,
+        },
+    }

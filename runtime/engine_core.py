@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvtier.namespace import OnUpdate
-from kvtier.scheduler import computes_nothing, enter_namespace, forget_prefix
+from kvtier.scheduler import computes_nothing, enter_namespace, forget_prefix, prompt_hashes
 
 
 def rollout_enter_policy(core: Any, version: int, namespace: str, on_update: str) -> dict[str, Any]:
@@ -39,3 +39,25 @@ def rollout_kv_server(core: Any, is_up: bool) -> None:
 def rollout_forget_prefix(core: Any, token_ids: list[int], cache_salt: str) -> int:
     """Takes a prompt out of the GPU-side prefix cache; returns the number of blocks."""
     return forget_prefix(core, token_ids, cache_salt)
+
+
+def rollout_stored_chunks(core: Any, token_ids: list[int], cache_salt: str) -> int:
+    """How many of a prompt's full blocks the native tier could load."""
+    stored: int = core.scheduler.connector.stored_chunks(prompt_hashes(core, token_ids, cache_salt))
+    return stored
+
+
+def rollout_native_usage(core: Any) -> dict[str, int]:
+    """Entries of the native tier."""
+    usage: dict[str, int] = core.scheduler.connector.usage()
+    return usage
+
+
+UTILITIES = (
+    rollout_enter_policy,
+    rollout_computes_nothing,
+    rollout_kv_server,
+    rollout_forget_prefix,
+    rollout_stored_chunks,
+    rollout_native_usage,
+)

@@ -86,6 +86,8 @@ def reject_unsupported_kv(parser: argparse.ArgumentParser, options: argparse.Nam
     request = tier_request(options)
     if request is not None and request.backend is Backend.LMCACHE and not _has_lmcache():
         parser.error("--kv-tier needs lmcache, which is not installed; install it or use --kv-tier-backend native")
+    if request is not None and request.backend is Backend.NATIVE and request.size_bytes is None:
+        parser.error("--kv-tier-backend native allocates its pool while the engine starts: give --kv-tier SIZE")
     if request is not None and options.enable_prefix_caching is False:
         parser.error("--kv-tier needs prefix caching; drop --no-enable-prefix-caching")
 

@@ -15,9 +15,10 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from kvtier.canary import CanaryReport, Probe, run_canary
 from kvtier.lmcache_tier import LmcacheTier
-from kvtier.server import ServerFailed, ServerUnreachable
+from kvtier.native_tier import NativeTier
+from kvtier.server import ServerUnreachable
 from kvtier.sizing import SERVER_OVERHEAD_BYTES, TierTooSmall, free_memory, tier_size
-from kvtier.types import Backend, TierRequest
+from kvtier.types import Backend, HostTier, TierRequest
 from runtime.admission import OWN_NAMESPACE
 from runtime.engine import VllmEngine
 from runtime.kv_metrics import KvMetrics
@@ -34,7 +35,7 @@ REFRESH_INTERVAL_S = 15.0
 
 
 @contextlib.asynccontextmanager
-async def started_tier(options: argparse.Namespace) -> AsyncIterator[LmcacheTier | None]:
+async def started_tier(options: argparse.Namespace) -> AsyncIterator[HostTier | None]:
     """Starts the tier that `options` ask for and tells vLLM about it; ends it after the engine.
 
     Raises ServerFailed, TierTooSmall.
@@ -46,7 +47,7 @@ async def started_tier(options: argparse.Namespace) -> AsyncIterator[LmcacheTier
     from vllm.config import KVTransferConfig
 
     _require_room(request)
-    tier = _tier(request, chunk_tokens(options.block_size))
+    tier = _tier(request, options.block_size)
     await tier.start()
     try:
         options.kv_transfer_config = KVTransferConfig(**tier.transfer_config())
@@ -55,7 +56,7 @@ async def started_tier(options: argparse.Namespace) -> AsyncIterator[LmcacheTier
         await tier.close()
 
 
-async def start_kv(tier: LmcacheTier | None, policy: PolicyService, async_llm: Any) -> KvService:
+async def start_kv(tier: HostTier | None, policy: PolicyService, async_llm: Any) -> KvService:
     """After verification and deletion: sizes, watches and checks the tier. Raises ServerFailed."""
     assert policy.engine is not None
     service = KvService(tier, policy.engine, async_llm)
@@ -69,10 +70,17 @@ def chunk_tokens(block_tokens: int | None) -> int:
     return -(-DEFAULT_BLOCK_TOKENS // block) * block
 
 
-def _tier(request: TierRequest, chunk: int) -> LmcacheTier:
+def _tier(request: TierRequest, block_tokens: int | None) -> HostTier:
     if request.backend is Backend.NATIVE:
-        raise ServerFailed("--kv-tier-backend native is not available in this build; use lmcache")
-    return LmcacheTier(request, chunk)
+        return NativeTier(request, block_tokens or default_block_tokens())
+    return LmcacheTier(request, chunk_tokens(block_tokens))
+
+
+def default_block_tokens() -> int:
+    """vLLM's block size where none is asked for: it depends on the platform."""
+    from vllm.platforms import current_platform
+
+    return DEFAULT_BLOCK_TOKENS if current_platform.is_cpu() else 16
 
 
 def _require_room(request: TierRequest) -> None:
@@ -91,7 +99,7 @@ class KvService:
     """`canary` is the last report; None until the first has run."""
 
     def __init__(
-        self, tier: LmcacheTier | None, engine: VllmEngine, async_llm: Any, registry: CollectorRegistry = REGISTRY
+        self, tier: HostTier | None, engine: VllmEngine, async_llm: Any, registry: CollectorRegistry = REGISTRY
     ) -> None:
         self._tier = tier
         self._engine = engine
@@ -115,7 +123,7 @@ class KvService:
         await self.run_canary()
         self._refresher = asyncio.create_task(self._refresh_forever(tier), name="kv-metrics")
 
-    async def _size(self, tier: LmcacheTier, model_bytes: int, dropped_bytes: int) -> None:
+    async def _size(self, tier: HostTier, model_bytes: int, dropped_bytes: int) -> None:
         try:
             size = tier_size(await asyncio.to_thread(free_memory), int(model_bytes * STAGING_FRACTION), node_share())
         except TierTooSmall as error:
@@ -179,7 +187,7 @@ class KvService:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._refresher
 
-    async def _refresh_forever(self, tier: LmcacheTier) -> None:
+    async def _refresh_forever(self, tier: HostTier) -> None:
         while True:
             self._metrics.on_tier(await tier.describe())
             await asyncio.sleep(REFRESH_INTERVAL_S)
@@ -199,7 +207,7 @@ def node_share() -> float:
 class _CanaryEngine:
     """Implements `kvtier.canary.CanaryEngine` over vLLM."""
 
-    def __init__(self, engine: VllmEngine, async_llm: Any, tier: LmcacheTier) -> None:
+    def __init__(self, engine: VllmEngine, async_llm: Any, tier: HostTier) -> None:
         self._engine = engine
         self._llm = async_llm
         self._tier = tier
@@ -227,5 +235,5 @@ class _CanaryEngine:
         blocks: int = await self._engine.utility("rollout_forget_prefix", token_ids, cache_salt)
         return blocks
 
-    async def stored(self, namespace: str) -> bool:
-        return await self._tier.stored(namespace)
+    async def stored(self, token_ids: list[int], cache_salt: str) -> bool:
+        return await self._tier.stored(token_ids, cache_salt)

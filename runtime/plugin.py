@@ -18,14 +18,9 @@ def register() -> None:
     from vllm.platforms import current_platform
     from vllm.v1.engine.core import EngineCore
 
-    from runtime import engine_core
+    from runtime.engine_core import UTILITIES
 
-    for utility in (
-        engine_core.rollout_enter_policy,
-        engine_core.rollout_computes_nothing,
-        engine_core.rollout_kv_server,
-        engine_core.rollout_forget_prefix,
-    ):
+    for utility in UTILITIES:
         setattr(EngineCore, utility.__name__, utility)
     if current_platform.is_cpu():
         _keep_cpu_weights_plain()

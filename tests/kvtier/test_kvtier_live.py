@@ -1,4 +1,4 @@
-"""The engine as it is served: AsyncLLM with its engine core in another process, the gate in front, a supervised tier."""
+"""The engine as it is served: AsyncLLM over an engine core in another process, the gate, a supervised tier."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ async def end(replica: Replica) -> None:
     await replica.kv.close()
     replica.llm.shutdown()
     await replica.tier.close()
-    assert not list(Path("/dev/shm").glob(f"lmcache_kv_{os.getpid()}_*"))
+    left = [name for name in os.listdir("/dev/shm") if name.startswith("lmcache_kv_")]
+    assert not [name for name in left if int(name.split("_")[2]) in replica.tier._workers]
 
 
 Live = Callable[[Callable[[Replica], Awaitable[Any]]], Any]
