@@ -139,6 +139,21 @@ class StreamDecoder {
   zstd::SparseDecoder decoder_;
 };
 
+// For the benchmarks: what a dense decode has to be followed by.
+size_t scan_nonzero(py::handle data_object, size_t length, py::handle positions_object,
+                    py::handle values_object) {
+  Buffer data(data_object), positions(positions_object, true), values(values_object, true);
+  if (length > UINT32_MAX || data.size_bytes() < length + zstd::margin ||
+      positions.size_bytes() < 4 * (length + zstd::margin) || values.size_bytes() < length + zstd::margin) {
+    throw py::value_error(
+        "scan_nonzero: expected 64 bytes behind the data, and room for as many positions and values");
+  }
+  py::gil_scoped_release release;
+  return zstd::block_decoder(active_instruction_set())
+      .append_run(reinterpret_cast<uint32_t*>(positions.bytes()), values.bytes(), 0, data.bytes(),
+                  uint32_t(length), 0);
+}
+
 std::vector<std::string> available_instruction_sets() {
   std::vector<std::string> names;
   for (unsigned set = 0; set < instruction_sets; set++) {
@@ -169,6 +184,8 @@ void bind_decode(py::module_& module) {
            py::arg("element_size"), py::arg("max_window_bytes"))
       .def("advance", &StreamDecoder::advance, py::arg("available_bytes"))
       .def("finish", &StreamDecoder::finish);
+  module.def("scan_nonzero", &scan_nonzero, py::arg("data"), py::arg("length"), py::arg("positions"),
+             py::arg("values"));
   module.def("instruction_sets", &available_instruction_sets);
   module.def("use_instruction_set", &use_instruction_set_named, py::arg("name"));
 }

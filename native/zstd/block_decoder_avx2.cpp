@@ -4,6 +4,6 @@
 namespace native::zstd {
 
 extern const BlockDecoder block_decoder_avx2;
-const BlockDecoder block_decoder_avx2 = {decode_compressed_block, append_bytes};
+const BlockDecoder block_decoder_avx2 = {decode_compressed_block, append_bytes, append_run};
 
 }  // namespace native::zstd

@@ -4,6 +4,6 @@
 namespace native::zstd {
 
 extern const BlockDecoder block_decoder_portable;
-const BlockDecoder block_decoder_portable = {decode_compressed_block, append_bytes};
+const BlockDecoder block_decoder_portable = {decode_compressed_block, append_bytes, append_run};
 
 }  // namespace native::zstd
