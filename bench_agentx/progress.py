@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from bench_agentx.replay import Replay
 
@@ -27,8 +27,8 @@ class Display:
         """Show a replay until the block ends."""
         columns = (
             TextColumn("{task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
+            BarColumn(bar_width=16),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} s"),
             TextColumn("{task.fields[status]}"),
         )
         with Progress(*columns, console=self.console, disable=self._quiet) as bars:
@@ -59,6 +59,6 @@ def _status(replay: Replay) -> str:
     elapsed_s = max(time.perf_counter() - progress.started_s, 1e-9)
     errors = ", ".join(f"{count} {name}" for name, count in sorted(progress.errors.items())) or "no errors"
     return (
-        f"{progress.live_sessions} sessions, {progress.in_flight} in flight, {progress.completed_requests} done, "
+        f"{progress.in_flight} in flight, {progress.completed_requests} done, "
         f"{progress.output_tokens / elapsed_s:.0f} tok/s, {errors}"
     )

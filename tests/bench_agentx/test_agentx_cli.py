@@ -18,6 +18,7 @@ import pytest
 from agentx_stub import Stub
 from aiohttp import web
 
+from bench_agentx import client_check
 from bench_agentx.child_server import free_port
 from bench_agentx.main import main
 from bench_agentx.rows import read_rows
@@ -206,3 +207,17 @@ def test_offload_reports_a_server_that_does_not_start(
     assert "no memory for the model" in error
     assert main(["offload", "--server", "/nowhere/at/all", "--model", "m", "--out", str(tmp_path)]) == 2
     assert "cannot start '/nowhere/at/all'" in capsys.readouterr().err
+
+
+def test_overhead_compares_what_was_served_with_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(client_check, "ITL_S", 0.01)
+    monkeypatch.setattr(client_check, "OUTPUT_TOKENS", 5)
+    assert main(["overhead", "--streams", "6", "--duration-s", "2"]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["served_inter_token_latency_ms"] == 10
+    assert measured["time_to_first_token_ms"]["min"] >= measured["served_time_to_first_token_ms"] - 1
+    assert measured["request_count"] > 0
+    assert measured["errors"] == {}
+    assert measured["client"]["cpu_share"] > 0
