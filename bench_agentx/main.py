@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench_agentx import offload, options, tables
+from bench_agentx import command_line, offload, tables
 from bench_agentx.client_check import check_client
 from bench_agentx.progress import Display
 from bench_agentx.report import write_report
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     130: interrupted outside of a run, where there is nothing to report.
     """
-    parsed = options.parser().parse_args(arguments)
+    parsed = command_line.parser().parse_args(arguments)
     commands = {
         "run": _measure_levels,
         "sweep": _measure_levels,
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure_levels(parsed: argparse.Namespace) -> int:
-    chosen = options.options_of(parsed)
+    chosen = command_line.options_of(parsed)
     display = Display()
 
     async def run_levels() -> list[Run]:
@@ -80,7 +80,7 @@ def _compare(parsed: argparse.Namespace) -> int:
 
 
 def _offload(parsed: argparse.Namespace) -> int:
-    chosen = options.options_of(parsed)
+    chosen = command_line.options_of(parsed)
     plan = offload.OffloadPlan(
         server=(*parsed.server, parsed.model, *parsed.server_arguments),
         kv_tier=parsed.kv_tier,
