@@ -6,6 +6,7 @@
 #include "execute_dense.hpp"
 #include "execute_sparse.hpp"
 #include "literals.hpp"
+#include "sequences_header.hpp"
 
 namespace native::zstd {
 

@@ -2,6 +2,7 @@
 #pragma once
 #include "backward_bits.hpp"
 #include "fse.hpp"
+#include "fse_avx512.hpp"
 #include "huffman_table.hpp"
 #include "simd.hpp"
 
@@ -59,23 +60,43 @@ static inline Error build_huffman_table(uint8_t* weights, unsigned count, Huffma
   return Error::none;
 }
 
+struct WeightCell {
+  uint8_t symbol, bits;
+  uint16_t baseline;
+};
+
+static inline void build_weight_cells(const Distribution& distribution, WeightCell* cell) {
+#if NATIVE_AVX512
+  if (has_wide_layout(distribution)) {
+    WideLayout layout;
+    lay_out_wide(distribution, layout);
+    for (unsigned state = 0; state < 1u << distribution.log; state += 8) {
+      const WideSteps steps = wide_steps(layout, state, distribution.log);
+      const __m256i upper =
+          _mm256_or_si256(_mm256_slli_epi32(steps.bits, 8), _mm256_slli_epi32(steps.baseline, 16));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(cell + state),
+                          _mm256_or_si256(wide_symbols(layout, state), upper));
+    }
+    return;
+  }
+#endif
+  build_fse_table(distribution, [&](unsigned state, unsigned symbol, unsigned bits, unsigned baseline) {
+    cell[state] = {uint8_t(symbol), uint8_t(bits), uint16_t(baseline)};
+  });
+}
+
 // Section 4.2.1.2: weights compressed by FSE, two interleaved states. Returns the count of weights, 0 if
 // malformed.
 static inline unsigned read_fse_weights(const uint8_t* at, size_t size, uint8_t* weights) {
   Distribution distribution;
   const size_t header = read_distribution(at, size, fse_symbols_max, 6, distribution);
   if (header == 0 || header >= size) return 0;
-  struct Cell {
-    uint8_t symbol, bits;
-    uint16_t baseline;
-  } cell[64];
-  build_fse_table(distribution, [&](unsigned state, unsigned symbol, unsigned bits, unsigned baseline) {
-    cell[state] = {uint8_t(symbol), uint8_t(bits), uint16_t(baseline)};
-  });
+  WeightCell cell[64];
+  build_weight_cells(distribution, cell);
   BackwardBits bits;
   if (!bits.open(at + header, size - header)) return 0;
   if (bits.remaining < int64_t(2 * distribution.log)) return 0;
-  Cell even = cell[bits.read(distribution.log)], odd = cell[bits.read(distribution.log)];
+  WeightCell even = cell[bits.read(distribution.log)], odd = cell[bits.read(distribution.log)];
   unsigned count = 0;
   while (bits.remaining >= 56 && count <= 248) {  // eight weights of at most 6 bits out of one word
     uint64_t word = bits.word() << (-bits.top() & 63);

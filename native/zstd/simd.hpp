@@ -16,6 +16,13 @@
 
 namespace native::zstd::simd {
 
+#if NATIVE_AVX512
+alignas(64) static constexpr uint8_t iota[64] = {
+    0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
+    22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43,
+    44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
+#endif
+
 // Bit i: byte i of the 64 at `data` is not zero.
 static NATIVE_INLINE uint64_t nonzero_mask(const uint8_t* data) {
 #if NATIVE_AVX512
@@ -122,10 +129,6 @@ static NATIVE_INLINE unsigned compress64(const uint8_t* data, uint64_t mask, uin
                                          uint32_t* positions, uint8_t* values) {
   const unsigned count = unsigned(__builtin_popcountll(mask));
 #if NATIVE_AVX512
-  alignas(64) static constexpr uint8_t iota[64] = {
-      0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
-      22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43,
-      44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
   _mm512_storeu_si512(values, _mm512_maskz_compress_epi8(mask, _mm512_loadu_si512(data)));
   __m512i index = _mm512_maskz_compress_epi8(mask, _mm512_load_si512(iota));
   const __m512i base = _mm512_set1_epi32(int(position));
