@@ -5,12 +5,11 @@
 //
 // Built with sanitizers (NATIVE_SANITIZE). Prints one line of counts; exits 1 if both decoders accept an
 // input and differ.
-#include <dlfcn.h>
-
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -58,6 +57,7 @@ int main(int argument_count, char** arguments) {
   }
   std::mt19937_64 random(seed);
   unsigned long counts[Outcome::kinds] = {};
+  std::map<std::string, unsigned long> reasons;  // why one decoder rejects what the other accepts
   for (int i = first; i < argument_count; i++) {
     const std::vector<uint8_t> original = read_file(arguments[i]);
     for (unsigned long round = 0; round <= mutations; round++) {
@@ -65,10 +65,13 @@ int main(int argument_count, char** arguments) {
       const Outcome outcome =
           native::fuzz::decode_both(input.data(), input.size(), Depth::every_element_size);
       counts[outcome.kind]++;
+      if (outcome.kind == Outcome::only_ours) reasons["libzstd: " + outcome.detail]++;
+      if (outcome.kind == Outcome::only_libzstd) reasons["ours: " + outcome.detail]++;
       if (outcome.kind == Outcome::differ)
         printf("%s, mutation %lu: %s\n", arguments[i], round, outcome.detail.c_str());
     }
   }
+  for (const auto& [reason, count] : reasons) printf("%6lu rejected only by %s\n", count, reason.c_str());
   printf("agree %lu reject %lu only_ours %lu only_libzstd %lu differ %lu unchecked %lu\n",
          counts[Outcome::agree], counts[Outcome::reject], counts[Outcome::only_ours],
          counts[Outcome::only_libzstd], counts[Outcome::differ], counts[Outcome::unchecked]);

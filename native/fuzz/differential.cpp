@@ -11,37 +11,47 @@
 namespace native::fuzz {
 namespace {
 
-constexpr size_t content_bytes_max = 1 << 20;
+constexpr size_t content_bytes_max = 256 << 10;
 
 // The few functions of libzstd's stable interface that the oracle needs; loaded at run time, so no header is
 // needed.
 struct Libzstd {
-  size_t (*decompress)(void*, size_t, const void*, size_t) = nullptr;
+  size_t (*decompress)(void*, void*, size_t, const void*, size_t) = nullptr;
   unsigned (*is_error)(size_t) = nullptr;
   const char* (*error_name)(size_t) = nullptr;
+  void* context = nullptr;
 
   Libzstd() {
     void* library = dlopen("libzstd.so.1", RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return;
-    decompress = reinterpret_cast<decltype(decompress)>(dlsym(library, "ZSTD_decompress"));
+    decompress = reinterpret_cast<decltype(decompress)>(dlsym(library, "ZSTD_decompressDCtx"));
     is_error = reinterpret_cast<decltype(is_error)>(dlsym(library, "ZSTD_isError"));
     error_name = reinterpret_cast<decltype(error_name)>(dlsym(library, "ZSTD_getErrorName"));
+    context = reinterpret_cast<void* (*)()>(dlsym(library, "ZSTD_createDCtx"))();
   }
 };
 
+// Content lies in a buffer of the decoder's own that the next call overwrites.
 struct Decoded {
   bool accepted = false;
-  std::vector<uint8_t> content;
+  const uint8_t* content = nullptr;
+  size_t size = 0;
   std::string problem;
+
+  bool operator==(const Decoded& other) const {
+    return accepted == other.accepted && problem == other.problem && size == other.size &&
+           (size == 0 || memcmp(content, other.content, size) == 0);
+  }
 };
 
 Decoded decode_with_libzstd(const Libzstd& libzstd, const uint8_t* input, size_t size) {
   static std::vector<uint8_t> content(content_bytes_max);
   Decoded result;
-  const size_t written = libzstd.decompress(content.data(), content.size(), input, size);
+  const size_t written = libzstd.decompress(libzstd.context, content.data(), content.size(), input, size);
   result.accepted = !libzstd.is_error(written);
+  result.content = content.data();
   if (result.accepted)
-    result.content.assign(content.begin(), content.begin() + ptrdiff_t(written));
+    result.size = written;
   else
     result.problem = libzstd.error_name(written);
   return result;
@@ -49,29 +59,28 @@ Decoded decode_with_libzstd(const Libzstd& libzstd, const uint8_t* input, size_t
 
 // The length is not known beforehand here, so the decoder runs with the largest and must fail on nothing but
 // that.
-Decoded decode_sparsely(const uint8_t* input, size_t size, unsigned element_size, InstructionSet set) {
+Decoded decode_sparsely(const uint8_t* input, size_t size, unsigned element_size, InstructionSet set,
+                        std::vector<uint8_t>& content) {
   use_instruction_set(set);
-  // An exact copy on the heap, so that the address sanitizer sees every access beyond it.
-  const std::unique_ptr<uint8_t[]> copy(new uint8_t[size]);
-  memcpy(copy.get(), input, size);
   static const auto workspace = std::make_unique<zstd::Workspace>();
   zstd::Elements elements(content_bytes_max, element_size);
   zstd::SparseDecoder decoder(*workspace, elements, content_bytes_max, 1 << 30);
   Decoded result;
-  result.accepted = decoder.advance(copy.get(), size);
+  result.accepted = decoder.advance(input, size);
   if (result.accepted && !decoder.finish(size))
     result.accepted = decoder.failure().error == zstd::Error::output_size;
   if (!result.accepted) {
     result.problem = zstd::describe(decoder.failure().error);
     return result;
   }
-  result.content.resize(decoder.decoded_bytes() + element_size);
+  content.assign(decoder.decoded_bytes() + element_size, 0);
   for (size_t i = 0; i < elements.size(); i++) {
     const uint32_t position = static_cast<const uint32_t*>(elements.positions())[i];
-    memcpy(&result.content[size_t(position) * element_size],
+    memcpy(&content[size_t(position) * element_size],
            static_cast<const uint8_t*>(elements.masks()) + i * element_size, element_size);
   }
-  result.content.resize(decoder.decoded_bytes());
+  result.content = content.data();
+  result.size = decoder.decoded_bytes();
   return result;
 }
 
@@ -79,19 +88,20 @@ Decoded decode_sparsely(const uint8_t* input, size_t size, unsigned element_size
 
 Outcome decode_both(const uint8_t* input, size_t size, Depth depth) {
   static const Libzstd libzstd;
-  const Decoded ours = decode_sparsely(input, size, 1, InstructionSet::portable);
+  static std::vector<uint8_t> content, other_content;
+  // An exact copy on the heap, so that the address sanitizer sees every access beyond it.
+  const std::unique_ptr<uint8_t[]> copy(new uint8_t[size]);
+  memcpy(copy.get(), input, size);
+  const Decoded ours = decode_sparsely(copy.get(), size, 1, InstructionSet::portable, content);
   for (unsigned set = 0; set < instruction_sets; set++) {
     if (!is_available(InstructionSet(set))) continue;
     for (unsigned step = 0; step < 4; step++) {
       // One size for each input and instruction set covers all of them soon; the check program takes all at
       // once.
       if (depth == Depth::one_element_size && step != (size + set) % 4) continue;
-      const unsigned element_size = 1u << step;
-      const Decoded other = decode_sparsely(input, size, element_size, InstructionSet(set));
-      if (other.accepted != ours.accepted || other.content != ours.content || other.problem != ours.problem) {
+      if (!(decode_sparsely(copy.get(), size, 1u << step, InstructionSet(set), other_content) == ours)) {
         return {Outcome::differ, std::string(instruction_set_names[set]) + " with elements of " +
-                                     std::to_string(element_size) +
-                                     " bytes decodes differently from portable"};
+                                     std::to_string(1u << step) + " bytes decodes differently from portable"};
       }
     }
   }
@@ -101,9 +111,9 @@ Outcome decode_both(const uint8_t* input, size_t size, Depth depth) {
   if (!ours.accepted && !theirs.accepted) return {Outcome::reject, ours.problem};
   if (ours.accepted && !theirs.accepted) return {Outcome::only_ours, theirs.problem};
   if (!ours.accepted) return {Outcome::only_libzstd, ours.problem};
-  if (ours.content == theirs.content) return {Outcome::agree, ""};
-  return {Outcome::differ, "contents of " + std::to_string(ours.content.size()) + " and " +
-                               std::to_string(theirs.content.size()) + " bytes differ"};
+  if (ours == theirs) return {Outcome::agree, ""};
+  return {Outcome::differ, "contents of " + std::to_string(ours.size) + " and " +
+                               std::to_string(theirs.size) + " bytes differ"};
 }
 
 }  // namespace native::fuzz

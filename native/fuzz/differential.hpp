@@ -13,7 +13,7 @@ struct Outcome {
 
 enum class Depth { one_element_size, every_element_size };
 
-// Decodes with every instruction set at hand; all must agree. Content is bounded to 1 MiB: both decoders
+// Decodes with every instruction set at hand; all must agree. Content is bounded to 256 KiB: both decoders
 // reject more. What the sparse decoder accepts counts as `unchecked` where no libzstd.so.1 can be loaded.
 Outcome decode_both(const uint8_t* input, size_t size, Depth depth);
 

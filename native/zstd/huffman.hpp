@@ -170,6 +170,10 @@ static inline bool decode_huffman_stream(const HuffmanTable& table, const uint8_
 }
 
 // Four streams behind a jump table of three 16-bit sizes (section 3.1.1.3.1.6).
+//
+// Stricter than libzstd: its fast loops for four streams (1.5.4 to 1.5.7 at least) only check that enough
+// symbols came out, so that it accepts streams with unused bits. Section 4.2.2 calls a stream faulty unless
+// it is "entirely and exactly consumed"; no encoder writes such streams, damage does.
 static inline bool decode_four_huffman_streams(const HuffmanTable& table, const uint8_t* at, size_t size,
                                                uint8_t* out, size_t count) {
   if (size < 10 || count < 6) return false;
