@@ -90,7 +90,8 @@ def print_tables(result: dict[str, Any], console: Console) -> None:
     for name, run in result["glm_5_3"].items():
         console.print(
             f"GLM-5.3 scale, {name}: {run.seconds:.2f} s beside {PUBLISHED_SECONDS:.2f} s published "
-            f"({run.cpu_seconds:.2f} s of CPU time, {run.logical_gib:.2f} GiB logical, {run.compressed_gib:.2f} GiB compressed)"
+            f"({run.cpu_seconds:.2f} s of CPU time; {run.logical_gib:.2f} GiB logical, "
+            f"{run.compressed_gib:.2f} GiB compressed)"
         )
     for group, figures in result["kernels"].items():
         console.print(group, {name: round(value, 3) for name, value in figures.items()})
