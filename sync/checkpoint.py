@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +17,7 @@ import torch
 from safetensors import safe_open
 
 from sync.layout import CheckpointTensor
-
-INDEX_NAME = "model.safetensors.index.json"
+from sync.types import INDEX_FILE
 
 
 class CheckpointDirectory:
@@ -33,7 +31,7 @@ class CheckpointDirectory:
     @cached_property
     def files(self) -> tuple[Path, ...]:
         """Weight files, sorted; those that the index names where there is one (as loaders do)."""
-        index = self.path / INDEX_NAME
+        index = self.path / INDEX_FILE
         if index.is_file():
             names = set(json.loads(index.read_text())["weight_map"].values())
             return tuple(sorted(self.path / name for name in names))
@@ -81,11 +79,3 @@ class CheckpointDirectory:
             for target in {file.resolve(), file}:
                 target.unlink(missing_ok=True)
         return freed
-
-
-def copy_without_weights(source: Path, target: Path) -> None:
-    """Copies everything but weight files (config, tokenizer, chat template)."""
-    target.mkdir(parents=True, exist_ok=True)
-    for file in source.iterdir():
-        if file.is_file() and file.suffix not in {".safetensors", ".bin", ".gguf", ".pt"} and file.name != INDEX_NAME:
-            shutil.copy2(file, target / file.name)
