@@ -112,7 +112,7 @@ def table(runs: Sequence[Run]) -> Table:
     """The comparison for a terminal."""
     result = Table(box=None)
     for number, title in enumerate(heading(runs)):
-        result.add_column(title, justify="left" if number == 0 else "right")
+        result.add_column(title, justify="left" if number == 0 else "right", no_wrap=number == 0)
     for line in cells(runs):
         result.add_row(*line)
     return result
