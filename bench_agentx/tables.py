@@ -81,7 +81,7 @@ def cells(runs: Sequence[Run]) -> list[list[str]]:
 
 def heading(runs: Sequence[Run]) -> list[str]:
     labels = [run.summary["label"] for run in runs]
-    return ["", *labels, *([f"{labels[-1]} / {labels[0]}"] if len(runs) > 1 else [])]
+    return ["", *labels, *(["last / first"] if len(runs) > 1 else [])]
 
 
 def remarks(run: Run) -> list[str]:
@@ -112,7 +112,7 @@ def table(runs: Sequence[Run]) -> Table:
     """The comparison for a terminal."""
     result = Table(box=None)
     for number, title in enumerate(heading(runs)):
-        result.add_column(title, justify="left" if number == 0 else "right", no_wrap=number == 0)
+        result.add_column(title, justify="left" if number == 0 else "right", no_wrap=number == 0, overflow="fold")
     for line in cells(runs):
         result.add_row(*line)
     return result

@@ -85,7 +85,7 @@ def test_a_sweep_and_a_comparison_of_its_runs(data: Path, tmp_path: Path, capsys
     capsys.readouterr()
     assert main(["compare", *files, "--out", str(tmp_path / "compared")]) == 0
     printed = capsys.readouterr().out
-    assert "run-c4 / run-c1" in " ".join(printed.split())
+    assert "run-c1 run-c4 last / first" in " ".join(printed.split())
     assert (tmp_path / "compared" / "report.html").is_file()
 
 
