@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import functools
 import json
 import multiprocessing
@@ -24,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -308,9 +308,16 @@ def _with_tier(sizes: Sizes, body: Callable[[dict[str, Any]], Any]) -> Any:
 
 def _in_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """The result of `function` in a fresh process: an engine cannot be taken down completely."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool, contextlib.redirect_stdout(sys.stderr):
-        return pool.apply(function, arguments)
+    from kvtier.server import remove_shared_memory
+
+    executor = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    try:
+        pid = executor.submit(os.getpid).result()
+        return executor.submit(function, *arguments).result()
+    finally:
+        executor.shutdown()
+        # The connector's segment: a child of multiprocessing ends without its exit handlers.
+        remove_shared_memory({pid})
 
 
 def make_tokens(count: int, seed: str) -> list[int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from typing import Any
 
@@ -21,6 +22,7 @@ import zmq
 from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestState
 from lmcache.v1.multiprocess.transport.factory import RequestClientFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.request import Request
 
 logger = logging.getLogger("rollout.kv")
@@ -30,6 +32,13 @@ PREEMPTION_WAIT_S = 10.0
 
 class PolicyLMCacheConnector(LMCacheMPConnector):  # type: ignore[misc]
     """See the module."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any = None) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        if role is KVConnectorRole.WORKER:
+            self._registering = threading.Lock()
+            self._register = self.worker_adapter._reregister_kv_caches_callback
+            self.worker_adapter._reregister_kv_caches_callback = self._register_once
 
     # ---- scheduler half
 
@@ -98,10 +107,10 @@ class PolicyLMCacheConnector(LMCacheMPConnector):  # type: ignore[misc]
         tracker = self.request_trackers[request_id]
         if computed_tokens >= max(tracker.num_lmcache_hit_tokens, tracker.num_vllm_hit_tokens) - 1:
             return
-        chunk = self.scheduler_adapter.lmcache_tokens_per_chunk
         tracker.num_lmcache_hit_tokens = min(tracker.num_lmcache_hit_tokens, computed_tokens)
         tracker.num_vllm_hit_tokens = min(tracker.num_vllm_hit_tokens, computed_tokens)
-        tracker.num_stored_tokens = min(tracker.num_stored_tokens, computed_tokens // chunk * chunk)
+        # The server may have lost everything; it skips what it has.
+        tracker.num_stored_tokens = 0
 
     # ---- worker half
 
@@ -123,11 +132,19 @@ class PolicyLMCacheConnector(LMCacheMPConnector):  # type: ignore[misc]
 
     def worker_found_server(self) -> bool:
         """Registers the KV cache with a new server. False: it did not answer, the heartbeat tries again."""
+        return self._register_once()
+
+    def _register_once(self) -> bool:
+        """Registers unless that is done. The engine's thread and the heartbeat's both come here after an outage; a
+        second registration would put an unfinished transfer context under the engine's feet."""
         adapter = self.worker_adapter
-        if not adapter._reregister_kv_caches_callback():
-            return False
-        adapter._health_event.set()
-        return True
+        with self._registering:
+            if adapter._health_event.is_set():
+                return True
+            if not self._register():
+                return False
+            adapter._health_event.set()
+            return True
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         super().handle_preemptions(kv_connector_metadata)

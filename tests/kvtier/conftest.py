@@ -94,12 +94,13 @@ class SteppedEngine:
             if output.finished:
                 self.finished[output.request_id] = output
 
-    def step_until(self, condition: Callable[[], bool], limit: int = 20_000) -> None:
-        for _ in range(limit):
-            if condition():
-                return
+    def step_until(self, condition: Callable[[], bool], timeout_s: float = 60) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not come true"
             self.step()
-        raise AssertionError("the condition did not come true")
+            if not self.scheduler.running:
+                time.sleep(0.001)  # The server has to get a turn too.
 
     def run(self, tokens: list[int], salt: str, max_tokens: int = 1) -> Any:
         """Runs one request to its end, stores included; returns vLLM's RequestOutput."""
@@ -197,6 +198,18 @@ class SteppedEngine:
     def resume_host_after(self, seconds: float) -> None:
         assert self.host is not None
         threading.Timer(seconds, self.host.signal, [signal.SIGCONT]).start()
+
+    def watch_stores_after_forward(self) -> list[int]:
+        """Filled with the number of stores in flight right after each forward."""
+        connector, seen = self.worker_connector, []
+        start_load = connector.start_load_kv
+
+        def look(context: Any, **more: Any) -> None:
+            seen.append(connector.transfers_in_flight()["stores"])
+            start_load(context, **more)
+
+        connector.start_load_kv = look
+        return seen
 
     def lose_host(self) -> None:
         """What the supervisor tells the engine once the server is dead."""

@@ -104,19 +104,25 @@ def test_what_a_failed_load_left_out_is_never_stored(
 ) -> None:
     own = salt(namespaces[0])
     tokens = prompt(7, seed=28, tail=60)
-    engine.run(tokens, own)
-    engine.forget(tokens, own)
-    # The first chunk is in GPU memory, the rest would come from the host.
+    engine.run(tokens[: 3 * CHUNK + 1], own)
+    engine.core.reset_prefix_cache()
+    # The first chunk is in GPU memory, two more are in the host tier.
     engine.run(tokens[: CHUNK + 1], own)
+    # Somebody who decodes takes a token of each step, so that prefill ends inside a block: at 128 + 511.
+    engine.add(prompt(1, seed=29), salt(namespaces[0], "other"), 100)
+    engine.step_until(lambda: engine.scheduler.running and engine.scheduler.running[0].num_output_tokens > 0)
     engine.signal_host_at_load(signal.SIGKILL)
     request_id = engine.add(tokens, own, 2)
     engine.step_until(lambda: engine.worker_connector.transfers_in_flight()["loads"] == 1)
     engine.lose_host()
-    engine.step_until(lambda: engine.request(request_id).num_computed_tokens == CHUNK)
+    engine.step_until(lambda: request_id in engine.scheduler.failed_recving_kv_req_ids)
+    assert engine.request(request_id).num_computed_tokens == CHUNK
+    # A new server is there for the stores of what is computed instead.
     host.restart()
     engine.find_host()
-    # Prefill goes on in steps of 512 tokens, which end inside a chunk; the server is there for its stores.
     engine.drain()
+    assert host.entries(namespaces[0]) == 7
     engine.core.reset_prefix_cache()
     reloaded = engine.run(tokens, own, 2)
+    assert reloaded.num_cached_tokens == 7 * CHUNK
     assert_agree(answer(reloaded), cold(engine, tokens, 2))
