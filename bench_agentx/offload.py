@@ -51,7 +51,8 @@ async def measure_offload(
             for concurrency in plan.concurrencies:
                 for repeat in range(plan.repeats):
                     seeded = dataclasses.replace(options, seed=options.seed + repeat)
-                    run = await measure(seeded, workload, concurrency, series, display, repeat)
+                    number = repeat if plan.repeats > 1 else None
+                    run = await measure(seeded, workload, concurrency, series, display, number)
                     runs.append(run)
                     keep(run)
                     if not run.completed:
