@@ -32,7 +32,7 @@ fuzz: $(INSTALLED) ## a long fuzz run of the decoder (needs clang and its fuzzer
 
 lock: $(VENV)/bin/python ## compile requirements/cpu.lock anew
 	$(BIN)/python -m pip install -q uv
-	$(BIN)/uv pip compile pyproject.toml --extra cpu --extra demo --extra s3-demo --extra dev \
+	$(BIN)/uv pip compile pyproject.toml --extra cpu --extra demo --extra bench --extra s3-demo --extra dev \
 	  --override requirements/cpu.overrides --python-version 3.11 --no-emit-index-url --no-emit-find-links \
 	  --no-annotate --custom-compile-command "make lock" -o requirements/cpu.lock
 
