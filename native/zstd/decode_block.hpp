@@ -10,12 +10,21 @@
 
 namespace native::zstd {
 
+static inline size_t count_nonzero(Literals literals) {
+  size_t count = 0, done = 0;
+  for (; literals.size - done >= 64; done += 64) {
+    count += size_t(__builtin_popcountll(simd::nonzero_mask(literals.data + done)));
+  }
+  return count + size_t(__builtin_popcountll(
+                     low_bits(simd::nonzero_mask(literals.data + done), unsigned(literals.size - done))));
+}
+
 static Error decode_compressed_block(Workspace& workspace, const uint8_t* at, const uint8_t* end) {
   const uint32_t block_bytes_max = workspace.frame.block_bytes_max;
   Literals literals;
   Error error = read_literals(at, end, block_bytes_max, workspace.huffman, workspace.literals(), literals);
   if (error != Error::none) return error;
-  workspace.block_literals = literals.size;
+  workspace.nonzero_literals = count_nonzero(literals);
   uint32_t count;
   error = read_sequence_count(at, end, count);
   if (error == Error::none && count > 0) error = read_sequence_tables(at, end, workspace.sequences);

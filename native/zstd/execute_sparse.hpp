@@ -12,15 +12,17 @@
 
 namespace native::zstd {
 
-// Appends the nonzero ones of any number of bytes, whole vectors at a time; returns the new size.
+// Appends the nonzero ones of any number of bytes, whole vectors at a time; returns the new size. Without a
+// branch on whether a vector holds any: where this is used, about every other one does.
 static inline size_t append_run(uint32_t* positions, uint8_t* values, size_t size, const uint8_t* data,
                                 uint32_t length, uint32_t start) {
-  for (uint32_t done = 0; done < length; done += 64) {
-    const uint32_t rest = length - done;
-    const uint64_t mask = low_bits_or_all(simd::nonzero_mask(data + done), rest < 64 ? rest : 64);
-    if (mask != 0) size += simd::compress64(data + done, mask, start + done, positions + size, values + size);
+  uint32_t done = 0;
+  for (; length - done >= 64; done += 64) {
+    const uint64_t mask = simd::nonzero_mask(data + done);
+    size += simd::compress64(data + done, mask, start + done, positions + size, values + size);
   }
-  return size;
+  const uint64_t mask = low_bits(simd::nonzero_mask(data + done), length - done);
+  return size + simd::compress64(data + done, mask, start + done, positions + size, values + size);
 }
 
 static inline void append_bytes(History& history, const uint8_t* data, uint32_t length) {

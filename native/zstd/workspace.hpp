@@ -15,9 +15,9 @@ struct Workspace {
   HuffmanTable huffman;
   SequenceTables sequences;
   RepeatOffsets repeat;
-  History history;            // where blocks are sparse
-  DenseWindow dense;          // where they are not
-  size_t block_literals = 0;  // how many the block decoded last had
+  History history;              // where blocks are sparse
+  DenseWindow dense;            // where they are not
+  size_t nonzero_literals = 0;  // of the block decoded last, at least
   uint8_t literals_memory[block_size_max + 2 * margin];
   uint8_t block_memory[block_size_max +
                        2 * margin];  // a copy of a block that lies too near to an end of the input
