@@ -52,10 +52,21 @@ py::tuple hand_over(zstd::Elements& elements) {
   return py::make_tuple(position_array, adopt(masks, size, elements.element_size()));
 }
 
-zstd::Workspace& thread_workspace() {
-  thread_local std::unique_ptr<zstd::Workspace> workspace = std::make_unique<zstd::Workspace>();
-  return *workspace;
-}
+// One workspace a thread is kept from call to call, unless a dense tensor has made it large.
+class ThreadWorkspace {
+ public:
+  ThreadWorkspace() {
+    if (kept_ == nullptr) kept_ = std::make_unique<zstd::Workspace>();
+  }
+  ~ThreadWorkspace() {
+    if (kept_->memory_bytes() > (4 << 20)) kept_.reset();
+  }
+  zstd::Workspace& operator*() const { return *kept_; }
+
+ private:
+  static thread_local std::unique_ptr<zstd::Workspace> kept_;
+};
+thread_local std::unique_ptr<zstd::Workspace> ThreadWorkspace::kept_;
 
 py::tuple decode_sparse(py::handle payload, uint64_t size_bytes, unsigned element_size,
                         uint64_t max_window_bytes) {
@@ -65,7 +76,8 @@ py::tuple decode_sparse(py::handle payload, uint64_t size_bytes, unsigned elemen
   zstd::Failure failure;
   {
     py::gil_scoped_release release;
-    zstd::SparseDecoder decoder(thread_workspace(), elements, size_bytes, max_window_bytes);
+    const ThreadWorkspace workspace;
+    zstd::SparseDecoder decoder(*workspace, elements, size_bytes, max_window_bytes);
     if (!decoder.advance(input.bytes(), input.size_bytes()) || !decoder.finish(input.size_bytes())) {
       failure = decoder.failure();
     } else if (!elements.resize(elements.size())) {

@@ -29,6 +29,8 @@ class DenseWindow {
   DenseWindow& operator=(const DenseWindow&) = delete;
   ~DenseWindow() { free(memory); }
 
+  size_t memory_bytes() const { return capacity_; }
+
   void start_frame(uint64_t window_bytes) {
     active = active && window_bytes <= window_bytes_max;
     whole_frame = active;

@@ -2,8 +2,10 @@
 // zero.
 //
 // A literal run appends its nonzero bytes. A match appends the nonzero entries of its source, moved by the
-// offset; in a sparse delta nearly every match copies only zeros, so that is tested first: does the source
-// start behind the last nonzero byte, else does the bucket of its start hold an entry inside it.
+// offset; in a sparse delta nearly every match copies only zeros. Nearly every offset repeats an earlier one,
+// too, and while it does its source only moves forward: so each recent offset keeps a finger on the history
+// (repeat_offsets.hpp), which is a few entries behind at most, and one compare with the entry there decides.
+// New offsets start from a bucket's bound.
 #pragma once
 #include "literals.hpp"
 #include "sequence_bitstream.hpp"

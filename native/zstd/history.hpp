@@ -16,10 +16,9 @@ class History {
  public:
   static constexpr unsigned bucket_log = 13;  // one lower bound for every 8 KiB of content
 
-  uint32_t* positions = nullptr;  // ascending; positions[-1] is 0
+  uint32_t* positions = nullptr;  // ascending
   uint8_t* values = nullptr;      // never 0
-  uint32_t* buckets =
-      nullptr;  // buckets[k]: entries before it lie before k << bucket_log; 0 .. bucket_limit - 1
+  uint32_t* buckets = nullptr;    // entries before buckets[k] lie before k << bucket_log
   size_t size = 0;
   uint64_t base = 0;    // frame offset of position 0
   uint32_t cursor = 0;  // position of the next byte to decode
@@ -28,7 +27,7 @@ class History {
   History(const History&) = delete;
   History& operator=(const History&) = delete;
   ~History() {
-    free(position_memory_);
+    free(positions);
     free(values);
     free(buckets);
   }
@@ -42,6 +41,7 @@ class History {
   }
 
   uint64_t frame_offset() const { return base + cursor; }
+  size_t memory_bytes() const { return capacity_ * (sizeof *positions + sizeof *values); }
 
   // Makes room for a block of `block_bytes`, every byte of which may become an entry. False: out of memory.
   bool reserve(uint32_t block_bytes, uint64_t window_bytes) {
@@ -87,7 +87,6 @@ class History {
   }
 
  private:
-  uint32_t* position_memory_ = nullptr;  // positions - 1
   size_t capacity_ = 0, bucket_capacity_ = 0;
   uint32_t filled_ = 1;  // buckets that have a bound
   size_t slide_entries_ = 64 << 10;
@@ -111,13 +110,8 @@ class History {
 
   bool grow(size_t entries) {
     const size_t capacity = entries + entries / 2;
-    auto* positions_now =
-        static_cast<uint32_t*>(realloc(position_memory_, (capacity + 1) * sizeof *positions));
-    if (positions_now != nullptr) {
-      position_memory_ = positions_now;
-      position_memory_[0] = 0;
-      positions = position_memory_ + 1;
-    }
+    auto* positions_now = static_cast<uint32_t*>(realloc(positions, capacity * sizeof *positions));
+    if (positions_now != nullptr) positions = positions_now;
     auto* values_now = static_cast<uint8_t*>(realloc(values, capacity));
     if (values_now != nullptr) values = values_now;
     if (positions_now == nullptr || values_now == nullptr) return false;

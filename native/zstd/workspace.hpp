@@ -25,6 +25,9 @@ struct Workspace {
   uint8_t* literals() { return literals_memory + margin; }
   uint8_t* block() { return block_memory + margin; }
 
+  // What dense tensors have made it take, beyond its own size.
+  size_t memory_bytes() const { return history.memory_bytes() + dense.memory_bytes(); }
+
   void start_frame(const FrameHeader& header) {
     frame = header;
     huffman.valid = false;
