@@ -5,7 +5,6 @@ LMCache's own:
 - a waiting request can be moved to another namespace (the connector keeps its own copy of the salt);
 - both halves can be told that the server is gone, instead of finding out at the next heartbeat, and get fresh
   sockets, so that nothing queued for the dead server reaches the next one;
-- a preemption waits for stores that still read the blocks it gives away;
 - what a failed load left uncomputed is never counted as computed, so it is never stored.
 """
 
@@ -14,7 +13,6 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 from typing import Any
 
 import vllm.triton_utils.dispatcher as kernel_dispatcher
@@ -26,8 +24,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.request import Request
 
 logger = logging.getLogger("rollout.kv")
-# A store of one step's blocks takes milliseconds; longer means that the server is stuck and about to be killed.
-PREEMPTION_WAIT_S = 10.0
 
 
 class PolicyLMCacheConnector(LMCacheMPConnector):  # type: ignore[misc]
@@ -78,8 +74,9 @@ class PolicyLMCacheConnector(LMCacheMPConnector):  # type: ignore[misc]
                 del self.request_trackers[request_id]
         for url, client in adapter.req_clients.items():
             adapter.req_clients[url] = _fresh_client(url, client)
-            if adapter._heartbeats is not None:
-                adapter._heartbeats[url]._req_client = adapter.req_clients[url]
+        for heartbeat in (adapter._heartbeats or {}).values():
+            _retire(heartbeat)
+        adapter._heartbeats = None
 
     def scheduler_found_server(self) -> None:
         """A new server answers, and all workers are registered with it."""
@@ -128,7 +125,8 @@ class PolicyLMCacheConnector(LMCacheMPConnector):  # type: ignore[misc]
         adapter._health_event.clear()
         adapter.req_client = _fresh_client(self._server_url(), adapter.req_client)
         if adapter._heartbeat is not None:
-            adapter._heartbeat._req_client = adapter.req_client
+            _retire(adapter._heartbeat)
+            adapter._heartbeat = None
 
     def worker_found_server(self) -> bool:
         """Registers the KV cache with a new server. False: it did not answer, the heartbeat tries again."""
@@ -146,15 +144,6 @@ class PolicyLMCacheConnector(LMCacheMPConnector):  # type: ignore[misc]
             adapter._health_event.set()
             return True
 
-    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        super().handle_preemptions(kv_connector_metadata)
-        if not kv_connector_metadata.need_flush_before_forward:
-            return
-        deadline = time.monotonic() + PREEMPTION_WAIT_S
-        for request_id, future in self.worker_adapter.store_futures.items():
-            if not future.wait(max(0.0, deadline - time.monotonic())):
-                logger.error("a store of request %s outlived a preemption by %.0f s", request_id, PREEMPTION_WAIT_S)
-
     def _server_url(self) -> str:
         config = self._vllm_config.kv_transfer_config
         host = config.get_from_extra_config("lmcache.mp.host", None)
@@ -168,6 +157,16 @@ def _fresh_client(url: str, client: Any) -> Any:
     queue.socket.setsockopt(zmq.LINGER, 0)
     client.close()
     return RequestClientFactory.create(url, context=zmq.Context.instance())
+
+
+def _retire(heartbeat: Any) -> None:
+    """Ends a heartbeat without waiting for its ping, whose late failure must not count against the next server.
+
+    The adapter starts another with its next transfer.
+    """
+    heartbeat._running = False
+    heartbeat._stop_event.set()
+    heartbeat._wake_event.set()
 
 
 def _hide_llvmlite_from_kernel_scan() -> None:

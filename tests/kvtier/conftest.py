@@ -72,6 +72,7 @@ class SteppedEngine:
         self.scheduler = self.core.scheduler
         self.finished: dict[str, Any] = {}
         self._count = 0
+        self._undo: list[Callable[[], None]] = []
 
     def add(self, tokens: list[int], salt: str, max_tokens: int = 1, logprobs: int = 4) -> str:
         """Adds a request, greedy with logprobs; returns the engine core's id."""
@@ -97,10 +98,21 @@ class SteppedEngine:
     def step_until(self, condition: Callable[[], bool], timeout_s: float = 60) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
-            assert time.monotonic() < deadline, "the condition did not come true"
+            assert time.monotonic() < deadline, f"the condition did not come true: {self.describe()}"
             self.step()
             if not self.scheduler.running:
                 time.sleep(0.001)  # The server has to get a turn too.
+
+    def describe(self) -> dict[str, Any]:
+        """Where everybody is."""
+        adapter = None if self.host is None else self.worker_connector.worker_adapter
+        return {
+            "requests": {name: request.status.name for name, request in self.scheduler.requests.items()},
+            "finished": {name: output.num_cached_tokens for name, output in self.finished.items()},
+            "in flight": self.worker_connector.transfers_in_flight(),
+            "healthy": adapter and (adapter.is_healthy, self.connector.scheduler_adapter.is_healthy),
+            "trackers": {} if adapter is None else {n: str(t) for n, t in self.connector.request_trackers.items()},
+        }
 
     def run(self, tokens: list[int], salt: str, max_tokens: int = 1) -> Any:
         """Runs one request to its end, stores included; returns vLLM's RequestOutput."""
@@ -195,9 +207,18 @@ class SteppedEngine:
             self.scheduler.waiting.add_request(request)
         return self.finished.pop(name)
 
-    def resume_host_after(self, seconds: float) -> None:
-        assert self.host is not None
-        threading.Timer(seconds, self.host.signal, [signal.SIGCONT]).start()
+    def resume_host_after_preemption(self, seconds: float) -> None:
+        """The frozen server goes on this long after vLLM has preempted somebody."""
+        scheduler, host = self.scheduler, self.host
+        assert host is not None
+        preempt = scheduler._preempt_request
+
+        def start_timer(*arguments: Any, **more: Any) -> None:
+            del scheduler._preempt_request
+            threading.Timer(seconds, host.signal, [signal.SIGCONT]).start()
+            preempt(*arguments, **more)
+
+        scheduler._preempt_request = start_timer
 
     def watch_stores_after_forward(self) -> list[int]:
         """Filled with the number of stores in flight right after each forward."""
@@ -209,6 +230,7 @@ class SteppedEngine:
             start_load(context, **more)
 
         connector.start_load_kv = look
+        self._undo.append(lambda: delattr(connector, "start_load_kv"))
         return seen
 
     def lose_host(self) -> None:
@@ -288,6 +310,8 @@ def engine(session_engine: SteppedEngine) -> Iterator[SteppedEngine]:
     session_engine.finished.clear()
     assert session_engine.core.reset_prefix_cache()
     yield session_engine
+    while session_engine._undo:
+        session_engine._undo.pop()()
     session_engine.resume()
     session_engine.drain()
 

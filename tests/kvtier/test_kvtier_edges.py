@@ -228,26 +228,23 @@ def test_store_that_a_preemption_overtakes_is_not_overwritten(
     engine: SteppedEngine, host: ServerThread, namespaces: Namespaces
 ) -> None:
     old, _ = namespaces
-    tokens, others = prompt(2, seed=12), prompt(20, seed=13, tail=0)[: 15 * CHUNK]
+    # Together they fill the pool of 23 blocks; the first needs one more after some steps, which the second gives up.
+    first, second = prompt(10, seed=12, tail=20), prompt(11, seed=13)
+    first_id = engine.add(first, salt(old), 130)
+    engine.step_until(lambda: engine.request(first_id).num_output_tokens >= 1)
+    engine.step_until(lambda: engine.worker_connector.transfers_in_flight()["stores"] == 0)
     engine.signal_host_at_store(signal.SIGSTOP)
-    request_id = engine.add(tokens, salt(old), 4)
-    engine.step_until(lambda: engine.request(request_id).num_output_tokens >= 1)
-    assert engine.worker_connector.transfers_in_flight()["stores"] == 1
-    engine.preempt(request_id)
-    # Somebody else gets its blocks and fills them at once.
-    engine.core.reset_prefix_cache()
-    engine.scheduler.waiting.remove_requests([engine.request(request_id)])
-    engine.add(others, salt(old, "other"))
+    second_id = engine.add(second, salt(old), 120)
     after_forward = engine.watch_stores_after_forward()
-    engine.resume_host_after(3)
-    engine.step()
-    assert after_forward[0] == 0, "the forward ran while the server was still reading the blocks"
-    engine.scheduler.waiting.add_request(engine.request(request_id))
+    engine.resume_host_after_preemption(1.0)
+    engine.step_until(lambda: engine.request(second_id).num_preemptions == 1)
+    assert after_forward[-2] == 1
+    assert after_forward[-1] == 0, "the forward ran while the server was still reading the blocks"
     engine.drain()
     engine.core.reset_prefix_cache()
-    reloaded = engine.run(tokens, salt(old))
-    assert reloaded.num_cached_tokens == 2 * CHUNK
-    assert_agree(answer(reloaded), cold(engine, tokens))
+    reloaded = engine.run(second, salt(old))
+    assert reloaded.num_cached_tokens == 11 * CHUNK
+    assert_agree(answer(reloaded), cold(engine, second))
 
 
 def preempt_after_a_token(engine: SteppedEngine, request_id: str) -> None:
