@@ -55,9 +55,14 @@ static inline Error execute_dense(Workspace& workspace, const uint8_t* at, const
   for (uint32_t left = count; left > 0; left--) {
     Sequence sequence;
     if (NATIVE_UNLIKELY(!reader.next(sequence))) return Error::sequences_stream;
-    const uint32_t offset = sequence.offset_value > 3
-                                ? repeat.push(sequence.offset_value - 3)
-                                : repeat.resolve(sequence.offset_value, sequence.literal_length).offset();
+    uint32_t offset;
+    if (sequence.offset_value > 3) {
+      offset = repeat.push(sequence.offset_value - 3);
+    } else if (NATIVE_LIKELY(sequence.offset_value == 1)) {
+      offset = repeat.resolve_one(sequence.literal_length).offset();
+    } else {
+      offset = repeat.resolve(sequence.offset_value, sequence.literal_length).offset();
+    }
     if (NATIVE_UNLIKELY(sequence.literal_length > size_t(literals_end - literal)))
       return Error::literals_exhausted;
     uint8_t* const match = out + sequence.literal_length;

@@ -60,6 +60,11 @@ static inline Error build_huffman_table(uint8_t* weights, unsigned count, Huffma
   return Error::none;
 }
 
+// The unread bits at the top of a word, older bytes or zeros below.
+static NATIVE_INLINE uint64_t unread_word(const BackwardBits& bits) {
+  return bits.word() << (-bits.top() & 63);
+}
+
 struct WeightCell {
   uint8_t symbol, bits;
   uint16_t baseline;
@@ -99,7 +104,7 @@ static inline unsigned read_fse_weights(const uint8_t* at, size_t size, uint8_t*
   WeightCell even = cell[bits.read(distribution.log)], odd = cell[bits.read(distribution.log)];
   unsigned count = 0;
   while (bits.remaining >= 56 && count <= 248) {  // eight weights of at most 6 bits out of one word
-    uint64_t word = bits.word() << (-bits.top() & 63);
+    uint64_t word = unread_word(bits);
     for (unsigned pair = 0; pair < 4; pair++, count += 2) {
       weights[count] = even.symbol;
       weights[count + 1] = odd.symbol;
@@ -149,27 +154,37 @@ static inline Error read_huffman_table(const uint8_t* at, size_t size, HuffmanTa
   return build_huffman_table(weights, count, table);
 }
 
-// One stream of exactly `count` symbols (section 4.2.2): every bit of it must be used.
-static inline bool decode_huffman_stream(const HuffmanTable& table, const uint8_t* at, size_t size,
-                                         uint8_t* out, size_t count) {
-  BackwardBits bits;
-  if (!bits.open(at, size)) return false;
+constexpr unsigned symbols_a_word = 5;  // of at most 11 bits, out of 56
+
+static NATIVE_INLINE uint8_t next_symbol(const HuffmanTable& table, unsigned log, uint64_t& word,
+                                         BackwardBits& bits) {
+  const uint16_t cell = table.cell[word >> (64 - log)];
+  word <<= cell >> 8;
+  bits.remaining -= cell >> 8;
+  return uint8_t(cell);
+}
+
+// The last `count` symbols of a stream (section 4.2.2): false unless they use its bits to the last one.
+static inline bool finish_huffman_stream(const HuffmanTable& table, BackwardBits bits, uint8_t* out,
+                                         size_t count) {
   const unsigned log = table.log;
   for (size_t i = 0; i < count;) {
     if (bits.remaining < 0) return false;
-    uint64_t word = bits.word() << (-bits.top() & 63);  // unread bits at the top; zeros or older bytes below
-    const size_t stop = count - i < 5 ? count : i + 5;  // 5 * 11 bits <= 56
-    for (; i < stop; i++) {
-      const uint16_t cell = table.cell[word >> (64 - log)];
-      out[i] = uint8_t(cell);
-      word <<= cell >> 8;
-      bits.remaining -= cell >> 8;
-    }
+    uint64_t word = unread_word(bits);
+    const size_t stop = count - i < symbols_a_word ? count : i + symbols_a_word;
+    for (; i < stop; i++) out[i] = next_symbol(table, log, word, bits);
   }
   return bits.remaining == 0;
 }
 
-// Four streams behind a jump table of three 16-bit sizes (section 3.1.1.3.1.6).
+static inline bool decode_huffman_stream(const HuffmanTable& table, const uint8_t* at, size_t size,
+                                         uint8_t* out, size_t count) {
+  BackwardBits bits;
+  return bits.open(at, size) && finish_huffman_stream(table, bits, out, count);
+}
+
+// Four streams behind a jump table of three 16-bit sizes (section 3.1.1.3.1.6), decoded side by side: each
+// symbol waits for the one before it in its stream.
 //
 // Stricter than libzstd: its fast loops for four streams (1.5.4 to 1.5.7 at least) only check that enough
 // symbols came out, so that it accepts streams with unused bits. Section 4.2.2 calls a stream faulty unless
@@ -177,16 +192,32 @@ static inline bool decode_huffman_stream(const HuffmanTable& table, const uint8_
 static inline bool decode_four_huffman_streams(const HuffmanTable& table, const uint8_t* at, size_t size,
                                                uint8_t* out, size_t count) {
   if (size < 10 || count < 6) return false;
-  size_t stream_size[4] = {load<uint16_t>(at), load<uint16_t>(at + 2), load<uint16_t>(at + 4), 0};
-  const size_t first_three = stream_size[0] + stream_size[1] + stream_size[2] + 6;
-  if (first_three >= size) return false;
-  stream_size[3] = size - first_three;
+  const size_t sizes[3] = {load<uint16_t>(at), load<uint16_t>(at + 2), load<uint16_t>(at + 4)};
+  const size_t first_three = sizes[0] + sizes[1] + sizes[2] + 6;
   const size_t quarter = (count + 3) / 4;
+  if (first_three >= size || 3 * quarter > count) return false;
   const uint8_t* stream = at + 6;
-  for (int i = 0; i < 4; i++) {
-    const size_t symbols = i < 3 ? quarter : count - 3 * quarter;
-    if (!decode_huffman_stream(table, stream, stream_size[i], out + i * quarter, symbols)) return false;
-    stream += stream_size[i];
+  BackwardBits bits[4];
+  for (unsigned i = 0; i < 4; i++) {
+    const size_t stream_size = i < 3 ? sizes[i] : size - first_three;
+    if (!bits[i].open(stream, stream_size)) return false;
+    stream += stream_size;
+  }
+  const unsigned log = table.log;
+  const size_t shortest = count - 3 * quarter;
+  size_t done = 0;
+  for (; done + symbols_a_word <= shortest; done += symbols_a_word) {
+    if ((bits[0].remaining | bits[1].remaining | bits[2].remaining | bits[3].remaining) < 0) return false;
+    uint64_t word[4];
+    for (unsigned i = 0; i < 4; i++) word[i] = unread_word(bits[i]);
+    for (unsigned k = 0; k < symbols_a_word; k++) {
+      for (unsigned i = 0; i < 4; i++)
+        out[i * quarter + done + k] = next_symbol(table, log, word[i], bits[i]);
+    }
+  }
+  for (unsigned i = 0; i < 4; i++) {
+    const size_t symbols = i < 3 ? quarter : shortest;
+    if (!finish_huffman_stream(table, bits[i], out + i * quarter + done, symbols - done)) return false;
   }
   return true;
 }

@@ -56,6 +56,19 @@ static NATIVE_INLINE uint64_t nonzero_mask(const uint8_t* data) {
 #endif
 }
 
+static NATIVE_INLINE bool all_zero256(const uint8_t* data) {
+#if NATIVE_AVX512
+  const __m512i first = _mm512_or_si512(_mm512_loadu_si512(data), _mm512_loadu_si512(data + 64));
+  const __m512i second = _mm512_or_si512(_mm512_loadu_si512(data + 128), _mm512_loadu_si512(data + 192));
+  const __m512i all = _mm512_or_si512(first, second);
+  return _mm512_test_epi64_mask(all, all) == 0;
+#else
+  uint64_t all = 0;
+  for (unsigned i = 0; i < 256; i += 8) all |= load<uint64_t>(data + i);
+  return all == 0;
+#endif
+}
+
 // Bit i: byte i of the 64 at `data` equals `value`.
 static NATIVE_INLINE uint64_t equal_mask(const uint8_t* data, uint8_t value) {
 #if NATIVE_AVX512

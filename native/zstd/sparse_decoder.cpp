@@ -5,9 +5,10 @@ namespace {
 
 // Measured (native.bench, 1% to 10%, levels 1 to 9): both modes take 13 ns a sequence; sparse execution adds
 // 35 ns for every nonzero byte that a match copies, dense execution 16 us for every 128 KiB, most of it for
-// finding the nonzero bytes again. So a block is cheaper densely from about 460 copied bytes on, one in 285.
-// The next block is decoded as would have been best for this one, with a margin against going back and forth.
-constexpr uint64_t enter_dense_ratio = 256, leave_dense_ratio = 328;
+// copying zeros and for finding the nonzero bytes again. So blocks are cheaper densely from about one copied
+// byte in 285 on. A change of mode rewrites the window, about as much work as six blocks: so it goes by the
+// blocks of late, the last one counting a sixteenth, and with a margin between entering and leaving.
+constexpr uint64_t enter_dense_ratio = 256, leave_dense_ratio = 400;
 
 }  // namespace
 
@@ -162,14 +163,16 @@ Error SparseDecoder::decode_densely(const BlockHeader& header, const uint8_t* co
   return Error::none;
 }
 
-// The next block will be about as this one.
+// The next block will be about as those of late.
 Error SparseDecoder::choose_mode(uint64_t block_bytes, size_t copied, bool last) {
   DenseWindow& dense = workspace_.dense;
   const FrameHeader& frame = workspace_.frame;
-  if (dense.active && copied * leave_dense_ratio < block_bytes) {
+  late_bytes_ += block_bytes - late_bytes_ / 16;
+  late_copied_ += copied - late_copied_ / 16;
+  if (dense.active && late_copied_ * leave_dense_ratio < late_bytes_) {
     if (!last) return leave_dense_mode();
     dense.active = false;
-  } else if (!dense.active && copied * enter_dense_ratio > block_bytes &&
+  } else if (!dense.active && late_copied_ * enter_dense_ratio > late_bytes_ &&
              frame.window_bytes <= DenseWindow::window_bytes_max) {
     if (last)
       dense.active = true;

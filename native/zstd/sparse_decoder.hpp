@@ -44,6 +44,8 @@ class SparseDecoder {
   const uint8_t* input_ = nullptr;
   size_t offset_ = 0, available_ = 0;
   uint64_t decoded_bytes_ = 0, frame_start_bytes_ = 0, frames_ = 0;
+  uint64_t late_bytes_ = 0,
+           late_copied_ = 0;  // of the blocks of late, and the nonzero bytes that matches copied
   uint64_t verified_checksums_ = 0, unverified_checksums_ = 0;
   Failure failure_;
 
