@@ -32,7 +32,7 @@ def test_equals_zlib(size: int, fill: str) -> None:
         assert native.adler32(memoryview(data)[start:], 77) == zlib.adler32(data[start:], 77)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=st.binary(max_size=300), second=st.binary(max_size=300))
 def test_combine_equals_the_checksum_of_both(first: bytes, second: bytes) -> None:
     combined = native.adler32_combine(zlib.adler32(first), zlib.adler32(second), len(second))

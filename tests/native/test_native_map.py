@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import native
@@ -31,6 +31,7 @@ def boxes(draw: st.DrawFn) -> tuple[int, int, list[int], list[int], list[int]]:
     )
 
 
+@settings(deadline=None)
 @given(box=boxes(), seed=st.integers(0, 1000), dtype=st.sampled_from([np.uint32, np.uint64]))
 def test_every_position_inside_the_box_is_mapped(
     box: tuple[int, int, list[int], list[int], list[int]], seed: int, dtype: type

@@ -6,7 +6,7 @@ import mmap
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import native
@@ -43,6 +43,7 @@ def test_nothing_is_written_if_one_offset_lies_outside() -> None:
     assert not memory.any()
 
 
+@settings(deadline=None)
 @given(keys=st.lists(st.integers(0, 9), max_size=60))
 def test_items_are_grouped_stably(keys: list[int]) -> None:
     array = np.array(keys, np.uint32)
