@@ -78,8 +78,8 @@ class NamespaceModule:
     def usage(self) -> dict[str, Any]:
         """`{"namespaces": {name: {"entries": n, "bytes": n}}, "used_bytes", "capacity_bytes", "reclaimed", ...}`.
 
-        Namespaces count readable entries; `reclaimed` is the number of entries taken out for being of another one;
-        `entry_bytes` the size of an entry seen last, 0 before the first.
+        Namespaces count readable entries, `staged_entries` those still being written. `reclaimed`: entries taken out
+        for being of another namespace. `entry_bytes`: the size of an entry seen last, 0 before the first.
         """
         entries: Counter[str] = Counter()
         size_bytes: Counter[str] = Counter()
@@ -96,6 +96,7 @@ class NamespaceModule:
             "capacity_bytes": capacity_bytes,
             "reclaimed": self._reclaimed,
             "entry_bytes": self._entry_bytes,
+            "staged_entries": sum(len(manager._staging) for manager in self._managers()),
         }
 
     def reclaim(self, keep: list[str]) -> dict[str, Any]:

@@ -50,6 +50,8 @@ class ServerThread:
     def signal(self, number: int) -> None:
         assert self.server.pid is not None
         os.kill(self.server.pid, number)
+        while number == signal.SIGKILL and self.server.pid is not None:
+            time.sleep(0.001)
 
     def restart(self) -> None:
         """What the supervisor does with a dead server."""
@@ -122,8 +124,10 @@ class SteppedEngine:
         return self.finished.pop(name)
 
     def drain(self) -> None:
-        """Steps until nothing is left, transfers included."""
+        """Steps until nothing is left, and what was stored can be read: a store is answered a moment before that."""
         self.step_until(lambda: not self.scheduler.has_requests())
+        while self.host is not None and self.host.server.pid is not None and self.host.usage()["staged_entries"]:
+            time.sleep(0.005)
 
     def pause(self) -> None:
         from vllm.v1.core.sched.interface import PauseState
@@ -305,7 +309,12 @@ def start_llm(checkpoint: Path, transfer: dict[str, Any] | None, **arguments: An
 
 @pytest.fixture
 def engine(session_engine: SteppedEngine) -> Iterator[SteppedEngine]:
-    """An idle engine with an empty prefix cache, and prompts that no other test has used."""
+    """An idle engine with an empty prefix cache and a server that answers, whatever the test before did."""
+    assert session_engine.host is not None
+    if session_engine.host.server.pid is None:
+        session_engine.lose_host()
+        session_engine.host.restart()
+        session_engine.find_host()
     session_engine.drain()
     session_engine.finished.clear()
     assert session_engine.core.reset_prefix_cache()
