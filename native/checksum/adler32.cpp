@@ -53,9 +53,6 @@ bool adler32_correction(const Position* positions, const void* old_values, const
   const auto change_sums = vector_kernels(active_instruction_set()).change_sums[size_index(element_size)];
   const auto* old_bytes = static_cast<const uint8_t*>(old_values);
   const auto* new_bytes = static_cast<const uint8_t*>(new_values);
-  Position largest = 0;
-  for (size_t i = 0; i < count; i++) largest = std::max(largest, positions[i]);
-  if (count > 0 && largest >= elements) return false;
   correction = 0;
   std::unique_ptr<uint32_t[]> narrow;
   if (sizeof(Position) > sizeof(uint32_t)) narrow.reset(new uint32_t[std::min(count, change_sums_count_max)]);
@@ -74,6 +71,7 @@ bool adler32_correction(const Position* positions, const void* old_values, const
     }
     const ChangeSums sums =
         change_sums(places, old_bytes + start * element_size, new_bytes + start * element_size, stop - start);
+    if (origin + sums.largest >= elements) return false;
     correction = adler32_add(correction, correction_of(sums, element_size, size_bytes, origin));
     start = stop;
   }

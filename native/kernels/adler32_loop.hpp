@@ -111,6 +111,7 @@ static inline ChangeSums change_sums_loop(const uint32_t* positions, const void*
   const auto* old_values = static_cast<const Element*>(old_memory);
   const auto* new_values = static_cast<const Element*>(new_memory);
   int64_t change_sum = 0, by_lane = 0, by_place = 0;
+  uint32_t largest = 0;
   for (size_t i = 0; i < count; i++) {
     int32_t change = 0, weighted = 0;
     for (unsigned lane = 0; lane < sizeof(Element); lane++) {
@@ -121,9 +122,10 @@ static inline ChangeSums change_sums_loop(const uint32_t* positions, const void*
     }
     change_sum += change;
     by_lane += weighted;
+    largest = positions[i] > largest ? positions[i] : largest;
     by_place += int64_t(int32_t(positions[i] ^ 0x80000000)) * change;
   }
-  return {change_sum, by_lane, by_place};
+  return {change_sum, by_lane, by_place, largest};
 }
 
 }  // namespace native

@@ -12,6 +12,7 @@ struct ChangeSums {
   int64_t change = 0;           // sum of new byte - old byte
   int64_t change_by_lane = 0;   // sum of lane * (new byte - old byte)
   int64_t change_by_place = 0;  // sum of (position - 2^31) * (new byte - old byte)
+  uint32_t largest = 0;         // of the positions
 };
 
 constexpr size_t change_sums_count_max = 1 << 20;  // elements a call, so that no sum overflows
