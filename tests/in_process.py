@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from independent_trainer import Weights, read_checkpoint
 
 from sync.coordinator import Coordinator
 from sync.planner_client import PlannerClient
-from sync.startup import ProvenEngine
+from sync.startup import ProvenEngine, prove_engine
+
+Result = TypeVar("Result")
 
 
 class InProcessEngine:
@@ -79,3 +83,22 @@ def start_engine(checkpoint: Path) -> Iterator[InProcessEngine]:
     )
     yield InProcessEngine(llm, checkpoint)
     llm.llm_engine.engine_core.shutdown()
+
+
+def run_on_replica(engine: InProcessEngine, body: Callable[[Replica], Awaitable[Result]], store: Path) -> Result:
+    """Runs `body` against a replica that starts at version 0 and follows nothing; restores its weights afterwards."""
+
+    async def session() -> Result:
+        proven = await prove_engine(engine, engine.checkpoint, 0, lambda *_: None)
+        memory = engine.memory()
+        original = {name: flat.clone() for name, flat in memory.flat.items()}
+        replica = Replica(engine, proven, str(store))
+        try:
+            return await body(replica)
+        finally:
+            await replica.planner.stop()
+            with torch.inference_mode():
+                for name, flat in memory.flat.items():
+                    flat.copy_(original[name])
+
+    return asyncio.run(session())

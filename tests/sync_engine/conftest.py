@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-import torch
-from in_process import InProcessEngine, Replica, start_engine
+from in_process import InProcessEngine, run_on_replica, start_engine
 
-from sync.startup import prove_engine
 from sync.synthetic import write_random_checkpoint
 
 Result = TypeVar("Result")
@@ -35,22 +32,5 @@ def tied_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcessE
 
 @pytest.fixture
 def run_replica(tmp_path: Path) -> Callable[..., Any]:
-    """Runs an async test body against a replica that starts at version 0, and restores its weights afterwards."""
-
-    def run(engine: InProcessEngine, body: Callable[[Replica], Awaitable[Result]], store: str | None = None) -> Result:
-        async def session() -> Result:
-            proven = await prove_engine(engine, engine.checkpoint, 0, lambda *_: None)
-            memory = engine.memory()
-            original = {name: flat.clone() for name, flat in memory.flat.items()}
-            replica = Replica(engine, proven, store or str(tmp_path / "store"))
-            try:
-                return await body(replica)
-            finally:
-                await replica.planner.stop()
-                with torch.inference_mode():
-                    for name, flat in memory.flat.items():
-                        flat.copy_(original[name])
-
-        return asyncio.run(session())
-
-    return run
+    """Runs an async test body against a replica whose store is `tmp_path/store` (see `in_process.run_on_replica`)."""
+    return lambda engine, body: run_on_replica(engine, body, tmp_path / "store")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_process import start_engine
+from in_process import run_on_replica, start_engine
 from independent_trainer import read_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -18,7 +18,7 @@ VERSIONS = 3
 PROMPTS = [[1, 4093, 198], list(range(100, 400, 7)), [5345, 338, 253, 2300]]
 
 
-def test_after_real_deltas_memory_and_answers_equal_a_fresh_engine(run_replica: Any, tmp_path: Path) -> None:
+def test_after_real_deltas_memory_and_answers_equal_a_fresh_engine(tmp_path: Path) -> None:
     from runtime.demo.convert import ensure_demo_model
 
     model = ensure_demo_model()
@@ -39,7 +39,7 @@ def test_after_real_deltas_memory_and_answers_equal_a_fresh_engine(run_replica: 
         return greedy(replica.engine.llm)
 
     engines = start_engine(model)
-    synced = run_replica(next(engines), body)
+    synced = run_on_replica(next(engines), body, tmp_path / "store")
     next(engines, None)
     fresh_engines = start_engine(trained)
     fresh = greedy(next(fresh_engines).llm)
