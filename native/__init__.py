@@ -2,6 +2,15 @@
 
 Every function takes any C-contiguous buffer (bytes, memoryview, numpy array) without copying it and
 releases the GIL. Nothing here knows of checkpoints, stores or engines.
+
+decode.py    payload -> positions and XOR masks: one, many on several threads, or one still arriving
+encode.py    parent and new bytes -> payload
+memory.py    gather, scatter and group scattered elements of plain memory
+bench/       `python -m native.bench`: against libzstd and Python, and at GLM-5.3's scale
+zstd/        the decoder in C++, a file for each part of RFC 8878; block_decoder_*.cpp compile it once for each
+             instruction set, and cpu.hpp chooses when the process starts
+checksum/, kernels/   the other loops in C++; binding/ shows them to Python
+fuzz/        `native/fuzz/run.sh`: coverage-guided, under sanitizers, against libzstd
 """
 
 from __future__ import annotations
