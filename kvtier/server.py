@@ -156,6 +156,8 @@ class LmcacheServer:
             *("--supported-transfer-mode", "lmcache_driven"),
             # A lookup whose request went away leaves its locks to this.
             *("--l1-read-ttl-seconds", "120", "--l1-write-ttl-seconds", "120"),
+            # Nobody subscribes to its log of stores and evictions, which would grow for 32,768 of them.
+            *("--kv-event-log-size", "0"),
             *("--server-module", json.dumps(module)),
         ]
 
