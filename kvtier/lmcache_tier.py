@@ -7,19 +7,23 @@ server is replaced by one of the final size before serving starts (`resize`), on
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 from kvtier.namespace import namespace_of, version_of
-from kvtier.server import LmcacheServer, ServerState, ServerUnreachable, remove_shared_memory
+from kvtier.server import LmcacheServer, ServerState, ServerUnreachable, is_running, remove_shared_memory
 from kvtier.sizing import MIN_TIER_BYTES
 from kvtier.types import TierEngine, TierRequest
 from kvtier.wiring import lmcache_transfer_config
 
 logger = logging.getLogger("rollout.kv")
+# Workers are told to end before; one that is still there after this keeps its segment.
+_WORKER_END_TIMEOUT_S = 5.0
 _SAMPLE = re.compile(r"^(lmcache_mp_\w+?)(?:\{(.*)\})? ([-+.\deE]+)$", re.MULTILINE)
 
 
@@ -117,6 +121,9 @@ class LmcacheTier:
     async def close(self) -> None:
         """Ends the server and removes what it and killed workers left. Call once the engine has ended."""
         await self.server.stop()
+        deadline = time.monotonic() + _WORKER_END_TIMEOUT_S
+        while any(map(is_running, self._workers)) and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
         if leftovers := remove_shared_memory(self._workers):
             logger.warning("removed shared memory of workers that were killed: %s", ", ".join(leftovers))
         self._directory.cleanup()

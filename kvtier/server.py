@@ -285,7 +285,16 @@ def remove_shared_memory(pids: set[int]) -> list[str]:
     removed = []
     for segment in Path("/dev/shm").glob("lmcache_kv_*"):
         pid = int(segment.name.removeprefix("lmcache_kv_").partition("_")[0])
-        if pid in pids and not Path(f"/proc/{pid}").exists():
+        if pid in pids and not is_running(pid):
             segment.unlink(missing_ok=True)
             removed.append(segment.name)
     return sorted(removed)
+
+
+def is_running(pid: int) -> bool:
+    """False for a process that is gone, or has ended and only waits for its parent to look."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
