@@ -122,7 +122,7 @@ class LmcacheTier:
         """Ends the server and removes what it and killed workers left. Call once the engine has ended."""
         await self.server.stop()
         deadline = time.monotonic() + _WORKER_END_TIMEOUT_S
-        while any(map(is_running, self._workers)) and time.monotonic() < deadline:
+        while any(map(is_running, self._workers)) and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         if leftovers := remove_shared_memory(self._workers):
             logger.warning("removed shared memory of workers that were killed: %s", ", ".join(leftovers))
