@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 def decoder_check() -> Path:
     """The check program, built once into build/sanitize (kept for the next run)."""
     build = ROOT / "build" / "sanitize"
-    subprocess.run(
-        ["cmake", "-S", ROOT / "native", "-B", build, "-DNATIVE_SANITIZE=ON"], check=True, capture_output=True
-    )
-    subprocess.run(["cmake", "--build", build, "--parallel", "2"], check=True, capture_output=True)
+    beside_python = Path(sys.executable).with_name("cmake")
+    cmake = beside_python if beside_python.exists() else "cmake"
+    subprocess.run([cmake, "-S", ROOT / "native", "-B", build, "-DNATIVE_SANITIZE=ON"], check=True, capture_output=True)
+    subprocess.run([cmake, "--build", build, "--parallel", "2"], check=True, capture_output=True)
     return build / "decoder_check"
 
 
