@@ -39,7 +39,7 @@ def test_memory_stays_under_its_size_within_five_percent(tmp_path: Path) -> None
         server = psutil.Process(host.server.pid)
         engine = SteppedEngine(start_llm(checkpoint, lmcache_transfer_config(host.server.address)), host)
         own = salt(Namespace(0).name)
-        stored_chunks, filled_bytes, peak_bytes = 0, 0, 0
+        stored_chunks, settled_bytes, peak_bytes = 0, 0, 0
         deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
             engine.run(prompt(12, seed=1000 + stored_chunks), own)
@@ -47,13 +47,13 @@ def test_memory_stays_under_its_size_within_five_percent(tmp_path: Path) -> None
             usage = host.usage()
             assert usage["used_bytes"] <= CAPACITY_BYTES
             peak_bytes = max(peak_bytes, private_bytes(server))
-            if not filled_bytes and stored_chunks * usage["entry_bytes"] > CAPACITY_BYTES:
-                filled_bytes = peak_bytes
+            if not settled_bytes and time.monotonic() > deadline - SECONDS / 2:
+                settled_bytes = peak_bytes
         assert stored_chunks * usage["entry_bytes"] > 2 * CAPACITY_BYTES, "too little was stored to mean anything"
-        print(f"stored {stored_chunks} chunks, {filled_bytes / 1e6:.0f} MB when full, peak {peak_bytes / 1e6:.0f} MB")
-        # The pool, and beside it no more than sizing sets aside; once full it does not grow.
+        print(f"stored {stored_chunks} chunks, {settled_bytes / 1e6:.0f} MB half-way, peak {peak_bytes / 1e6:.0f} MB")
+        # The pool, and beside it no more than sizing sets aside; once settled it does not grow.
         assert peak_bytes <= 1.05 * CAPACITY_BYTES + SERVER_OVERHEAD_BYTES
-        assert peak_bytes - filled_bytes <= 0.05 * CAPACITY_BYTES
+        assert peak_bytes - settled_bytes <= 0.05 * CAPACITY_BYTES
         # And it still works: what was stored last comes back.
         last = prompt(12, seed=1000 + stored_chunks - 12)
         engine.core.reset_prefix_cache()
