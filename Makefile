@@ -7,7 +7,7 @@ NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists
 SUITES ?= $(patsubst %/,%,$(sort $(dir $(wildcard tests/*/test_*.py))))
 CPP := $(filter %.cpp %.hpp,$(NATIVE))
 
-.PHONY: help serve test lint bench fuzz lock clean
+.PHONY: help serve test lint bench fuzz endurance lock clean
 
 help: ## show this
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -34,6 +34,9 @@ bench: $(INSTALLED) ## measured figures, as the README has them
 
 fuzz: $(INSTALLED) ## a long fuzz run of the decoder (needs clang and its fuzzer runtime)
 	$(BIN)/python -m pytest tests/native -m fuzz $(ARGS)
+
+endurance: $(INSTALLED) ## minutes of eviction pressure on the KV tier (KV_PRESSURE_SECONDS=600)
+	$(BIN)/python -m pytest tests/kvtier -m endurance $(ARGS)
 
 lock: $(VENV)/bin/python ## compile requirements/cpu.lock anew
 	$(BIN)/python -m pip install -q uv

@@ -18,7 +18,7 @@ from sync.synthetic import write_random_checkpoint
 CAPACITY_BYTES = 256 << 20
 # The figure asked for is ten minutes; set KV_PRESSURE_SECONDS=600 for it.
 SECONDS = float(os.environ.get("KV_PRESSURE_SECONDS", "180"))
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(SECONDS + 240)]
+pytestmark = [pytest.mark.engine, pytest.mark.endurance, pytest.mark.timeout(SECONDS + 240)]
 
 
 def private_bytes(process: psutil.Process) -> int:
