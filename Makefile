@@ -32,8 +32,8 @@ bench: $(INSTALLED) ## measured figures, as the README has them
 	$(BIN)/python -m sync.bench
 	$(BIN)/python -m native.bench
 
-fuzz: $(INSTALLED) ## a long fuzz run of the decoder (needs clang and its fuzzer runtime)
-	$(BIN)/python -m pytest tests/native -m fuzz $(ARGS)
+fuzz: $(INSTALLED) ## a million fuzz runs of the decoder (needs clang and its fuzzer runtime)
+	native/fuzz/run.sh $(ARGS)
 
 endurance: $(INSTALLED) ## minutes of eviction pressure on the KV tier (KV_PRESSURE_SECONDS=600)
 	$(BIN)/python -m pytest tests/kvtier -m endurance $(ARGS)
