@@ -41,9 +41,7 @@ class WorkerPolicy:
         self._future: Future[dict[str, Any]] | None = None
         self._progress = (0, 0)
         self._memory: EngineMemory | None = None
-        self._channel: Channel | None = None
         self._plan: WritePlan | None = None
-        self.version: int | None = None
 
     @property
     def model(self) -> torch.nn.Module:
