@@ -36,7 +36,7 @@ async def child_server(command: Sequence[str], port: int, log: Path, ready_timeo
                 *command[1:],
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
+                process_group=0,
             )
         except OSError as error:
             raise ServerError(f"cannot start {command[0]!r}: {error}") from error

@@ -171,15 +171,15 @@ class LmcacheServer:
         }
         self._socket.unlink(missing_ok=True)
         with self._log_path.open("ab") as log:
-            # On this thread: the child dies with the thread that started it. Its own session: Ctrl-C reaches the
-            # engine first, which still unregisters from this server.
+            # On this thread: the child dies with the thread that started it. Its own process group: Ctrl-C reaches
+            # the engine first, which still unregisters from this server.
             self._child = subprocess.Popen(  # noqa: ASYNC220
                 self.command(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                start_new_session=True,
+                process_group=0,
             )
         deadline = time.monotonic() + START_TIMEOUT_S
         while not await self._answers(timeout_s=PROBE_INTERVAL_S):

@@ -113,8 +113,9 @@ def _trainer(store: Path, model: Path, display: DemoDisplay, console: Console) -
         *(sys.executable, "-m", "runtime.demo.trainer", "--store", str(store), "--model", str(model)),
         *("--interval-s", str(SECONDS_PER_VERSION), "--stop-with-parent", "--json"),
     ]
-    # Its own session: Ctrl-C reaches the server first, which ends the trainer in order.
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    # Its own process group: Ctrl-C reaches the server first, which ends the trainer in order. Not its own session:
+    # Linux schedules sessions as groups of equal weight (autogroup), among which niceness counts for nothing.
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0)
     has_anchor = threading.Event()
     reader = threading.Thread(target=_relay, args=(child, display, console, has_anchor), daemon=True)
     reader.start()

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 Report = Callable[[dict[str, Any]], None]
 
-NICENESS = 10
 _POLL_S = 0.1
 
 
@@ -248,6 +247,14 @@ def _parser() -> argparse.ArgumentParser:
         "--threads", type=_positive_int, default=1, metavar="N", help="CPU threads (default: %(default)s)"
     )
     parser.add_argument(
+        "--niceness",
+        type=int,
+        choices=range(20),
+        default=10,
+        metavar="N",
+        help="0: as important as the server beside it; 19: only what that leaves (default: %(default)s)",
+    )
+    parser.add_argument(
         "--keep-checkpoints",
         type=Path,
         metavar="DIR",
@@ -279,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     stop = StopRequest(with_parent=options.stop_with_parent)
     stop.listen()
-    os.nice(NICENESS)
+    os.nice(options.niceness)
     report = Reporter(as_json=options.json, stop=stop)
     try:
         versions = train(options, stop, report)

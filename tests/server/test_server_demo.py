@@ -50,7 +50,7 @@ def test_make_serve_shows_versions_going_live_and_ctrl_c_leaves_nothing(tmp_path
             stdout=sink,
             stderr=subprocess.STDOUT,
             env=environment,
-            start_new_session=True,
+            process_group=0,
         )
     try:
         wait_for_rows(terminal, output, 1)

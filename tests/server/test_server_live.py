@@ -12,13 +12,14 @@ from typing import NamedTuple
 import openai
 import pytest
 from seaweed import BUCKET
-from serving import SMALL_ARGUMENTS, Server, demo_trainer, running_server
+from serving import SMALL_ARGUMENTS, Server, Trainer, demo_trainer, running_server
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 MODEL = "policy"
 VERSIONS = 2
 TOKENS = 150
+LIVE_TIMEOUT_S = 400
 
 
 @pytest.fixture(scope="module", params=["local", "s3"])
@@ -79,13 +80,17 @@ class SeenCommit(NamedTuple):
     pause_ms: float
 
 
-async def watch_commits(server: Server, last_version: int) -> list[SeenCommit]:
+async def watch_commits(server: Server, trainer: Trainer, last_version: int) -> list[SeenCommit]:
     """Looks at `/policy` until `last_version` is served."""
     seen: list[SeenCommit] = []
     version, looked_at = (await asyncio.to_thread(server.get, "/policy"))["version"], time.monotonic()
+    deadline = looked_at + LIVE_TIMEOUT_S
     while version < last_version:
         await asyncio.sleep(0.02)
         policy, now = await asyncio.to_thread(server.get, "/policy"), time.monotonic()
+        assert policy["state"] != "failed" and trainer.is_well() and now < deadline, (
+            f"version {last_version} is not live: {policy}\ntrainer:\n{trainer.tail()}\nserver:\n{server.tail()}"
+        )
         if policy["version"] == version:
             looked_at = now
         elif (report := policy["last_sync"]) and report["version"] == policy["version"]:
@@ -111,9 +116,9 @@ def test_versions_go_live_under_streams_and_an_openai_script_works(
     server, store, _ = live
     start = server.get("/policy")["version"]
 
-    async def traffic() -> tuple[list[Stream], list[SeenCommit]]:
+    async def traffic(trainer: Trainer) -> tuple[list[Stream], list[SeenCommit]]:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
-            watching = asyncio.create_task(watch_commits(server, start + VERSIONS))
+            watching = asyncio.create_task(watch_commits(server, trainer, start + VERSIONS))
             streams: list[Stream] = []
             while not watching.done():
                 *finished, _ = await asyncio.gather(
@@ -122,8 +127,8 @@ def test_versions_go_live_under_streams_and_an_openai_script_works(
                 streams += finished
             return streams, await watching
 
-    with demo_trainer(store, demo_model, VERSIONS, tmp_path / "trainer.log", "--interval-s", "1"):
-        streams, commits = asyncio.run(asyncio.wait_for(traffic(), 400))
+    with demo_trainer(store, demo_model, VERSIONS, tmp_path / "trainer.log") as trainer:
+        streams, commits = asyncio.run(traffic(trainer))
     assert [stream.finish_reason for stream in streams] == ["length"] * len(streams)
     assert [stream.tokens for stream in streams] == [TOKENS] * len(streams)
     assert min(stream.started_on for stream in streams if stream.started_on is not None) == start
