@@ -39,6 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s planner: %(message)s")
     os.nice(NICENESS)
+    # An interrupt from the terminal goes to the server, which stops the planner in its turn. Not a session of its own:
+    # Linux gives each session an equal share (autogroup), whatever the planner's niceness. Done here since uvloop's
+    # subprocesses know no `process_group`.
+    os.setpgid(0, 0)
     layouts = read_layouts(options.layouts_fd)
     router = Router(layouts)
     planner = Planner(open_store(options.store), router, options.threads)

@@ -51,9 +51,6 @@ class PlannerClient:
                 stdout=asyncio.subprocess.PIPE,
                 pass_fds=(layouts,),
                 limit=EVENT_LIMIT_BYTES,
-                # An interrupt from the terminal goes to the server, which stops the planner in its turn. Not a session
-                # of its own: Linux gives each session an equal share (autogroup), whatever the planner's niceness.
-                process_group=0,
             )
         finally:
             os.close(layouts)
