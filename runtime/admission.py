@@ -6,15 +6,26 @@ import asyncio
 import weakref
 from collections.abc import Iterable
 from contextvars import ContextVar
+from typing import NamedTuple
 
 from kvtier.namespace import Namespace, namespace_salt
 
 
+class VersionSpan(NamedTuple):
+    """Output tokens `start` up to `end` of one choice were made by policy version `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
 class PolicyStamp:
-    """What one HTTP request was served by: the version that its first engine request started under."""
+    """What one HTTP request was served by: the version that its first engine request started under, and for each
+    choice that the engine was asked for, in order, its spans once it has ended (`runtime.version_spans`)."""
 
     def __init__(self) -> None:
         self.version: int | None = None
+        self.spans: list[list[VersionSpan] | None] = []
 
 
 CURRENT_STAMP: ContextVar[PolicyStamp | None] = ContextVar("policy_stamp", default=None)

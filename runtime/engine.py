@@ -11,6 +11,7 @@ from typing import Any
 
 from kvtier.namespace import KvPolicy, OnUpdate
 from runtime.admission import AdmissionGate
+from runtime.version_spans import record_spans
 
 logger = logging.getLogger("rollout.engine")
 DRAIN_TIMEOUT_S = 0.25
@@ -36,6 +37,7 @@ class VllmEngine:
         self._reclaiming: asyncio.Task[None] | None = None
         self._add_request = async_llm.engine_core.add_request_async
         async_llm.engine_core.add_request_async = self._admit_and_add
+        async_llm.generate = record_spans(async_llm.generate)
 
     async def _admit_and_add(self, request: Any) -> None:
         request.cache_salt = await self.gate.admit(request.request_id, request.cache_salt)

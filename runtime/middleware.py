@@ -1,4 +1,5 @@
-"""ASGI middleware: every response says which policy version it started under (`x-policy-version`)."""
+"""ASGI middleware: every response says which policy version it started under (`x-policy-version`), and which tokens
+came from which version (`runtime.version_spans`)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from runtime.admission import CURRENT_STAMP, PolicyStamp
+from runtime.version_spans import SpanWriter
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -30,21 +32,49 @@ class PolicyVersionHeader:
             return
         stamp = PolicyStamp()
         token = CURRENT_STAMP.set(stamp)
-        held: Message | None = None
-
-        async def send_stamped(message: Message) -> None:
-            nonlocal held
-            if message["type"] == "http.response.start":
-                held = message
-                return
-            if held is not None:
-                start, held = held, None
-                version = self._current_version() if stamp.version is None else stamp.version
-                start["headers"] = [*start.get("headers", ()), (HEADER, str(version).encode())]
-                await send(start)
-            await send(message)
-
         try:
-            await self._app(scope, receive, send_stamped)
+            await self._app(scope, receive, _Response(stamp, self._current_version, send).send)
         finally:
             CURRENT_STAMP.reset(token)
+
+
+class _Response:
+    """One response on its way out."""
+
+    def __init__(self, stamp: PolicyStamp, current_version: Callable[[], int], send: Send) -> None:
+        self._stamp = stamp
+        self._current_version = current_version
+        self._send = send
+        self._start: Message | None = None
+        self._writer: SpanWriter | None = None
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        if message["type"] != "http.response.body":
+            await self._send_start()
+            await self._send(message)
+            return
+        if self._writer is None:
+            assert self._start is not None
+            self._writer = SpanWriter(self._stamp, list(self._start.get("headers", ())))
+        is_last = not message.get("more_body", False)
+        body = self._writer.write(message.get("body", b""), is_last)
+        if self._writer.is_document and not is_last:
+            return
+        await self._send_start(len(body) if self._writer.is_document else None)
+        await self._send({**message, "body": body})
+
+    async def _send_start(self, length: int | None = None) -> None:
+        """`length`: of the whole body, where it is known to have changed."""
+        if self._start is None:
+            return
+        start, self._start = self._start, None
+        version = self._current_version() if self._stamp.version is None else self._stamp.version
+        headers = [*start.get("headers", ()), (HEADER, str(version).encode())]
+        if length is not None:
+            headers = [header for header in headers if header[0].lower() != b"content-length"]
+            headers.append((b"content-length", str(length).encode()))
+        start["headers"] = headers
+        await self._send(start)

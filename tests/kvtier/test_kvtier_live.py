@@ -15,6 +15,7 @@ from conftest import CHUNK, prompt
 
 from kvtier.lmcache_tier import LmcacheTier
 from kvtier.namespace import KvPolicy, OnUpdate
+from kvtier.sizing import FreeMemory, free_memory
 from kvtier.types import Backend, TierRequest
 from runtime.admission import AdmissionGate
 from runtime.engine import VllmEngine
@@ -111,7 +112,10 @@ async def start(checkpoint: Path) -> Replica:
         )
     )
     replica = Replica(tier, llm, CollectorRegistry())
-    await replica.kv.start(model_bytes=0, dropped_bytes=0)
+    with pytest.MonkeyPatch.context() as patch:
+        # The pool is allocated whole: a machine that runs other tests at the same time would run out of memory.
+        patch.setattr("runtime.kv_service.free_memory", lambda: FreeMemory(min(3 << 30, free_memory().free_bytes), "us"))
+        await replica.kv.start(model_bytes=0, dropped_bytes=0)
     return replica
 
 
