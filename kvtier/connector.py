@@ -20,10 +20,15 @@ import zmq
 from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestState
 from lmcache.v1.multiprocess.transport.factory import RequestClientFactory
+from lmcache.v1.platform.devices.cpu.shm import CpuShmTensorWrapper
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.request import Request
 
+from kvtier.segments import segment_prefix
+
 logger = logging.getLogger("rollout.kv")
+# So that leftovers of killed workers are provably ours.
+CpuShmTensorWrapper.SHM_NAME_PREFIX = f"/{segment_prefix()}"
 
 
 class PolicyLMCacheConnector(LMCacheMPConnector):  # type: ignore[misc]

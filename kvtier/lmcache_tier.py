@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from kvtier.namespace import namespace_of, version_of
-from kvtier.server import LmcacheServer, ServerState, ServerUnreachable, is_running, remove_shared_memory
+from kvtier.segments import is_running, remove_dead_segments
+from kvtier.server import LmcacheServer, ServerState, ServerUnreachable
 from kvtier.sizing import MIN_TIER_BYTES
 from kvtier.types import TierEngine, TierRequest
 from kvtier.wiring import lmcache_transfer_config
@@ -57,7 +58,9 @@ class LmcacheTier:
         return lmcache_transfer_config(self.server.address)
 
     async def start(self) -> None:
-        """Raises ServerFailed."""
+        """Raises ServerFailed. What an earlier server's killed workers left in memory goes first."""
+        if leftovers := remove_dead_segments():
+            logger.warning("removed shared memory that an earlier server left: %s", ", ".join(leftovers))
         await self.server.start()
 
     async def attach(self, engine: TierEngine) -> None:
@@ -124,7 +127,7 @@ class LmcacheTier:
         deadline = time.monotonic() + _WORKER_END_TIMEOUT_S
         while any(map(is_running, self._workers)) and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-        if leftovers := remove_shared_memory(self._workers):
+        if leftovers := remove_dead_segments():
             logger.warning("removed shared memory of workers that were killed: %s", ", ".join(leftovers))
         self._directory.cleanup()
 

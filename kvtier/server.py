@@ -274,27 +274,3 @@ def _free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [each.getsockname()[1] for each in sockets]
-
-
-def remove_shared_memory(pids: set[int]) -> list[str]:
-    """Removes KV segments that dead engine processes left in /dev/shm; returns their names.
-
-    LMCache's connector moves a CPU worker's KV cache into POSIX shared memory named after the worker's pid, and a
-    killed worker cannot unlink it. Only segments of `pids` are touched, and only if that process is gone.
-    """
-    removed = []
-    for segment in Path("/dev/shm").glob("lmcache_kv_*"):
-        pid = int(segment.name.removeprefix("lmcache_kv_").partition("_")[0])
-        if pid in pids and not is_running(pid):
-            segment.unlink(missing_ok=True)
-            removed.append(segment.name)
-    return sorted(removed)
-
-
-def is_running(pid: int) -> bool:
-    """False for a process that is gone, or has ended and only waits for its parent to look."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"

@@ -287,7 +287,7 @@ def session_engine(tiny_checkpoint: Path, host: ServerThread) -> Iterator[Steppe
     llm.llm_engine.engine_core.shutdown()
 
 
-def start_llm(checkpoint: Path, transfer: dict[str, Any] | None, **arguments: Any) -> Any:
+def start_llm(checkpoint: Path, transfer: dict[str, Any] | None, dtype: str = "float32", **arguments: Any) -> Any:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
     os.environ["ROLLOUT_SERVE"] = "1"
@@ -297,7 +297,7 @@ def start_llm(checkpoint: Path, transfer: dict[str, Any] | None, **arguments: An
         str(checkpoint),
         skip_tokenizer_init=True,
         enforce_eager=True,
-        dtype="float32",
+        dtype=dtype,
         max_model_len=2048,
         max_num_batched_tokens=512,
         num_gpu_blocks_override=24,

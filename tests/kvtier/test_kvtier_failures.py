@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
+import zmq
 from conftest import CHUNK, ServerThread, SteppedEngine, answer, assert_agree, cold, prompt, salt
+from lmcache.v1.multiprocess.transport.zmq_impl.mq import RECONNECT_IVL_MAX_MS
+from lmcache.v1.multiprocess.transport.zmq_impl.wire import decode_operation
 
 pytestmark = pytest.mark.engine
 Namespaces = tuple[str, str]
@@ -53,6 +57,43 @@ def test_killed_during_a_store(engine: SteppedEngine, host: ServerThread, namesp
     # Nothing that was queued for the dead server has reached this one.
     assert host.usage()["namespaces"] == {}
     reload_works(engine, own, seed=23)
+
+
+def test_nothing_queued_for_a_dead_server_reaches_the_next(
+    engine: SteppedEngine, host: ServerThread, namespaces: Namespaces
+) -> None:
+    """A store names blocks by number: a server that gets it late stores what those blocks hold by then."""
+    own = salt(namespaces[0])
+    engine.signal_host_at_store(signal.SIGKILL)
+    engine.add(prompt(3, seed=30), own, 2)
+    engine.step_until(lambda: engine.worker_connector.transfers_in_flight()["stores"] == 1)
+    lookup_id = engine.add(prompt(3, seed=31), own, 2)
+    engine.step_until(lambda: lookup_id in engine.connector.scheduler_adapter._unacked_lookups)
+    engine.lose_host()
+    worker, scheduler = engine.worker_connector.worker_adapter, engine.connector.scheduler_adapter
+    clients = [worker.req_client, *scheduler.req_clients.values()]
+    assert received_at(host.server.address.rpc_url, clients) == ["ping"] * len(clients)
+    host.restart()
+    engine.find_host()
+    engine.drain()
+    reload_works(engine, own, seed=32)
+
+
+def received_at(rpc_url: str, clients: list[Any]) -> list[str]:
+    """The operations that arrive at an address where the server was, once each client has sent a ping.
+
+    A client that still holds something for the dead server tries again within LMCache's longest reconnect interval.
+    """
+    received = []
+    with zmq.Context.instance().socket(zmq.ROUTER) as next_server:
+        next_server.setsockopt(zmq.LINGER, 0)
+        next_server.bind(rpc_url)
+        for client in clients:
+            client.ping(None)
+        while next_server.poll(3 * RECONNECT_IVL_MAX_MS):
+            _, _, operation, *_ = next_server.recv_multipart()
+            received.append(decode_operation(operation))
+    return received
 
 
 def test_killed_during_a_pause(engine: SteppedEngine, host: ServerThread, namespaces: Namespaces) -> None:

@@ -15,6 +15,7 @@ from conftest import CHUNK, prompt
 
 from kvtier.lmcache_tier import LmcacheTier
 from kvtier.namespace import KvPolicy, OnUpdate
+from kvtier.segments import segment_prefix
 from kvtier.sizing import FreeMemory, free_memory
 from kvtier.types import Backend, TierRequest
 from runtime.admission import AdmissionGate
@@ -114,7 +115,8 @@ async def start(checkpoint: Path) -> Replica:
     replica = Replica(tier, llm, CollectorRegistry())
     with pytest.MonkeyPatch.context() as patch:
         # The pool is allocated whole: a machine that runs other tests at the same time would run out of memory.
-        patch.setattr("runtime.kv_service.free_memory", lambda: FreeMemory(min(3 << 30, free_memory().free_bytes), "us"))
+        found = FreeMemory(min(3 << 30, free_memory().free_bytes), "this test")
+        patch.setattr("runtime.kv_service.free_memory", lambda: found)
         await replica.kv.start(model_bytes=0, dropped_bytes=0)
     return replica
 
@@ -123,8 +125,8 @@ async def end(replica: Replica) -> None:
     await replica.kv.close()
     replica.llm.shutdown()
     await replica.tier.close()
-    left = [name for name in os.listdir("/dev/shm") if name.startswith("lmcache_kv_")]
-    assert not [name for name in left if int(name.split("_")[2]) in replica.tier._workers]
+    left = [name for name in os.listdir("/dev/shm") if name.startswith(segment_prefix())]
+    assert not [name for name in left if int(name.split("_")[3]) in replica.tier._workers]
 
 
 Live = Callable[[Callable[[Replica], Awaitable[Any]]], Any]
