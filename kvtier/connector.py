@@ -19,6 +19,7 @@ import vllm.triton_utils.dispatcher as kernel_dispatcher
 import zmq
 from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestState
+from lmcache.v1.multiprocess.futures import MessagingFuture
 from lmcache.v1.multiprocess.transport.factory import RequestClientFactory
 from lmcache.v1.platform.devices.cpu.shm import CpuShmTensorWrapper
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -125,9 +126,18 @@ class PolicyLMCacheConnector(LMCacheMPConnector):  # type: ignore[misc]
         }
 
     def worker_lost_server(self) -> None:
-        """The server is dead: transfers under way have failed; the next step reports them."""
+        """The server is dead: transfers under way have failed; the next step reports them, even if a new server is
+        there by then."""
         adapter = self.worker_adapter
         adapter._health_event.clear()
+        failed: MessagingFuture[bool] = MessagingFuture()
+        failed.set_result(False)
+        for request_id, store in adapter.store_futures.items():
+            if not store.query():
+                adapter.store_futures[request_id] = failed
+        for request_id, (load, block_ids) in adapter.retrieve_futures.items():
+            if not load.query():
+                adapter.retrieve_futures[request_id] = failed, block_ids
         adapter.req_client = _fresh_client(self._server_url(), adapter.req_client)
         if adapter._heartbeat is not None:
             _retire(adapter._heartbeat)
