@@ -18,7 +18,9 @@ def lmcache_transfer_config(address: ServerAddress) -> dict[str, Any]:
     """The connector of `kvtier.connector` for a server at `address`.
 
     Write-through: every full chunk is stored when it is computed, generated tokens too (agents send their output back
-    as prompt). A failed load is recomputed, not failed.
+    as prompt). LMCache's lazy mode, which stores what GPU memory is about to evict, gives up stores whose blocks are
+    taken within one step: in a pool that the load outgrows it lost half of them, and the hits with them
+    (`python -m kvtier.bench --only stores`). A failed load is recomputed, not failed.
     """
     return {
         "kv_connector": "PolicyLMCacheConnector",

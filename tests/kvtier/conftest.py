@@ -291,6 +291,8 @@ def start_llm(checkpoint: Path, transfer: dict[str, Any] | None, dtype: str = "f
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
     os.environ["ROLLOUT_SERVE"] = "1"
+    # More than one compute thread wait for each other, and beside other work that takes minutes instead of seconds.
+    os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     from vllm import LLM
 
     return LLM(

@@ -96,11 +96,15 @@ def reloads(backend: Backend, checkpoint: str, dtype: str) -> dict[str, Any]:
     split = prompt(5, seed=52)
     engine.run(split, OLD, TOKENS)
     compare("two chunks on the GPU, three in the tier", split, forget_from=2)
-    # An agent's next turn: half of the second chunk was generated.
-    first = prompt(1, seed=53, tail=CHUNK // 2)
-    turn = engine.run(first, OLD, CHUNK)
+    # An agent's next turn: half of the second chunk was generated. Two callers, since asking stores the whole prompt.
+    first, own, other = prompt(1, seed=53, tail=CHUNK // 2), OLD, salt(Namespace(0).name, "other")
+    turn = engine.run(first, own, CHUNK)
     again = first + list(turn.outputs[0].token_ids) + prompt(0, seed=54)
-    compare("generated tokens", again)
+    gpu_hit = engine.run(again, own, TOKENS)
+    assert answer(engine.run(first, other, CHUNK)) == answer(turn)
+    assert engine.forget(again, other) == 2
+    reloaded = engine.run(again, other, TOKENS)
+    found["generated tokens"] = answer(gpu_hit), answer(reloaded), gpu_hit.num_cached_tokens, reloaded.num_cached_tokens
     tiered.close()
     return found
 

@@ -16,6 +16,7 @@ from kvtier.wiring import lmcache_transfer_config
 from sync.synthetic import write_random_checkpoint
 
 CAPACITY_BYTES = 256 << 20
+PRESSURE_BYTES = 4 * CAPACITY_BYTES
 # The figure asked for is ten minutes; set KV_PRESSURE_SECONDS=600 for it.
 SECONDS = float(os.environ.get("KV_PRESSURE_SECONDS", "180"))
 pytestmark = [pytest.mark.engine, pytest.mark.endurance, pytest.mark.timeout(SECONDS + 240)]
@@ -40,16 +41,18 @@ def test_memory_stays_under_its_size_within_five_percent(tmp_path: Path) -> None
         engine = SteppedEngine(start_llm(checkpoint, lmcache_transfer_config(host.server.address)), host)
         own = salt(Namespace(0).name)
         stored_chunks, settled_bytes, peak_bytes = 0, 0, 0
-        deadline = time.monotonic() + SECONDS
-        while time.monotonic() < deadline:
+        deadline, entry_bytes = time.monotonic() + SECONDS, 0
+        # A slow machine gets the time that the pressure takes it.
+        while time.monotonic() < deadline or stored_chunks * entry_bytes < PRESSURE_BYTES:
             engine.run(prompt(12, seed=1000 + stored_chunks), own)
             stored_chunks += 12
             usage = host.usage()
+            entry_bytes = usage["entry_bytes"]
             assert usage["used_bytes"] <= CAPACITY_BYTES
             peak_bytes = max(peak_bytes, private_bytes(server))
-            if not settled_bytes and time.monotonic() > deadline - SECONDS / 2:
+            half_stored = stored_chunks * entry_bytes > PRESSURE_BYTES / 2
+            if not settled_bytes and half_stored and time.monotonic() > deadline - SECONDS / 2:
                 settled_bytes = peak_bytes
-        assert stored_chunks * usage["entry_bytes"] > 2 * CAPACITY_BYTES, "too little was stored to mean anything"
         print(f"stored {stored_chunks} chunks, {settled_bytes / 1e6:.0f} MB half-way, peak {peak_bytes / 1e6:.0f} MB")
         # The pool, and beside it no more than sizing sets aside; once settled it does not grow.
         assert peak_bytes <= 1.05 * CAPACITY_BYTES + SERVER_OVERHEAD_BYTES
