@@ -58,8 +58,7 @@ def decode_sparse(
     size_bytes is the tensor's length, element_size 1, 2, 4 or 8 bytes. A frame's content checksum is only
     verified where nonzero bytes are so many that all of the frame is decoded densely: the Adler-32 of the new
     bytes is the verdict.
-    Memory beyond input and output: under 1 MiB while nonzero bytes are few (measured: 0.1 to 0.4 MiB at 0.09%
-    of elements), and up to three windows and 4 MiB where the decoder turns to dense decoding.
+    Memory beyond input and output: at most 1 MiB, whatever the window and however many bytes are nonzero.
     Raises DecodeError (a ValueError) with the byte offset in the payload if the payload is malformed,
     truncated or followed by other bytes, decodes to another length than size_bytes, needs a dictionary, or a
     frame's window is larger than max_window_bytes (at most 2**30); or if size_bytes is no multiple of

@@ -35,7 +35,7 @@ void check_sizes(uint64_t size_bytes, unsigned element_size, uint64_t max_window
   if (element_size != 1 && element_size != 2 && element_size != 4 && element_size != 8) {
     throw py::value_error("element_size: expected 1, 2, 4 or 8, found " + std::to_string(element_size));
   }
-  if (max_window_bytes > uint64_t{1} << 30) {
+  if (max_window_bytes > zstd::window_bytes_limit) {
     throw py::value_error("max_window_bytes: at most 2**30, found " + std::to_string(max_window_bytes));
   }
   if (size_bytes % element_size != 0) {
@@ -44,29 +44,32 @@ void check_sizes(uint64_t size_bytes, unsigned element_size, uint64_t max_window
   }
 }
 
-py::tuple hand_over(zstd::Elements& elements) {
-  const size_t size = elements.size();
-  void *positions, *masks;
-  elements.release(positions, masks);
-  py::array position_array = adopt(positions, size, elements.position_size());
-  return py::make_tuple(position_array, adopt(masks, size, elements.element_size()));
+// An array of the first `items` in `memory`. Small ones are copied: a mapping of their own would be dear.
+py::array hand_over(zstd::GrowingMemory& memory, size_t items, size_t item_bytes) {
+  constexpr size_t small_bytes = 128 << 10;
+  if (items * item_bytes <= small_bytes) {
+    py::array copy(unsigned_dtype(item_bytes), std::vector<size_t>{items});
+    if (items > 0) memcpy(copy.mutable_data(), memory.data(), items * item_bytes);
+    return copy;
+  }
+  auto owned = std::make_unique<zstd::GrowingMemory>(std::move(memory));
+  uint8_t* data = owned->data();
+  py::capsule owner(owned.get(), [](void* mapping) { delete static_cast<zstd::GrowingMemory*>(mapping); });
+  owned.release();
+  return py::array(unsigned_dtype(item_bytes), {items}, {item_bytes}, data, owner);
 }
 
-// One workspace a thread is kept from call to call, unless a dense tensor has made it large.
-class ThreadWorkspace {
- public:
-  ThreadWorkspace() {
-    if (kept_ == nullptr) kept_ = std::make_unique<zstd::Workspace>();
-  }
-  ~ThreadWorkspace() {
-    if (kept_->memory_bytes() > (4 << 20)) kept_.reset();
-  }
-  zstd::Workspace& operator*() const { return *kept_; }
+py::tuple hand_over(zstd::Elements& elements) {
+  const size_t size = elements.size();
+  const py::array positions = hand_over(elements.positions_memory(), size, elements.position_size());
+  return py::make_tuple(positions, hand_over(elements.masks_memory(), size, elements.element_size()));
+}
 
- private:
-  static thread_local std::unique_ptr<zstd::Workspace> kept_;
-};
-thread_local std::unique_ptr<zstd::Workspace> ThreadWorkspace::kept_;
+// One for each thread that decodes, kept from call to call.
+zstd::Workspace& thread_workspace() {
+  static thread_local const auto workspace = std::make_unique<zstd::Workspace>();
+  return *workspace;
+}
 
 py::tuple decode_sparse(py::handle payload, uint64_t size_bytes, unsigned element_size,
                         uint64_t max_window_bytes) {
@@ -76,8 +79,7 @@ py::tuple decode_sparse(py::handle payload, uint64_t size_bytes, unsigned elemen
   zstd::Failure failure;
   {
     py::gil_scoped_release release;
-    const ThreadWorkspace workspace;
-    zstd::SparseDecoder decoder(*workspace, elements, size_bytes, max_window_bytes);
+    zstd::SparseDecoder decoder(thread_workspace(), elements, size_bytes, max_window_bytes);
     if (!decoder.advance(input.bytes(), input.size_bytes()) || !decoder.finish(input.size_bytes())) {
       failure = decoder.failure();
     } else if (!elements.resize(elements.size())) {

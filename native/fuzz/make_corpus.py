@@ -24,6 +24,10 @@ def contents() -> Iterator[bytes]:
     yield (random.zipf(1.5, 8_000) % 256).astype(np.uint8).tobytes()
     yield b"abcabcdabcde" * 500 + bytes(70_000) + b"abcabcdabcde" * 300
     yield b"\x07" * 3_000
+    # Matches that reach behind what the decoder keeps: amid many nonzero bytes, and amid few.
+    far, unit = random.integers(0, 256, 3_000, np.uint8).tobytes(), random.integers(0, 256, 500, np.uint8).tobytes()
+    yield far + unit * 1_500 + far[500:] + unit * 300 + far
+    yield bytes(200_000) + unit * 1_500 + bytes(900_000) + far + unit * 2 + bytes(200_000) + far
 
 
 def streams() -> Iterator[bytes]:

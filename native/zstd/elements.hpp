@@ -2,86 +2,72 @@
 // Not part of RFC 8878: this is the decoder's output side (see the wire format: content is parent XOR new,
 // row-major).
 #pragma once
-#include <cstdint>
-#include <cstdlib>
-
-#include "history.hpp"
+#include "growing_memory.hpp"
 
 namespace native::zstd {
 
 // Growing arrays of sorted element positions (uint32 or uint64) and masks (uint8 .. uint64), owned by the
-// caller of the decoder. Memory comes from malloc, so that the binding can hand it to numpy as it is.
+// caller of the decoder.
 class Elements {
  public:
   Elements(uint64_t size_bytes, unsigned element_size)
       : element_size_(element_size), wide_(size_bytes > uint64_t{1} << 32) {}
   Elements(const Elements&) = delete;
   Elements& operator=(const Elements&) = delete;
-  ~Elements() {
-    free(positions_);
-    free(masks_);
-  }
 
   size_t size() const { return size_; }
   unsigned element_size() const { return element_size_; }
   unsigned position_size() const { return wide_ ? 8 : 4; }
-  const void* positions() const { return positions_; }
-  const void* masks() const { return masks_; }
+  const void* positions() const { return positions_.data(); }
+  const void* masks() const { return masks_.data(); }
 
   // Adds `count` nonzero bytes at `offset + position`, all after the bytes added before. False: out of
   // memory.
   bool append(const uint32_t* position, const uint8_t* value, size_t count, uint64_t offset) {
     if (count == 0) return true;
-    if (size_ + count > capacity_ && !resize(size_ + count + (size_ + count) / 2 + 64)) return false;
+    if (size_ + count > capacity_ && !resize(size_ + count + (size_ + count) / 2 + 4096)) return false;
     return wide_ ? append_by_mask<uint64_t>(position, value, count, offset)
                  : append_by_mask<uint32_t>(position, value, count, offset);
   }
 
-  // Adds elements of the same tensor that come after these; the first may be another part of the last one.
-  bool append(const Elements& other) {
+  // Takes over elements of the same tensor that come after these; the first may be another part of the last
+  // one. Their memory is given back on the way, so that joining needs little on top of the result. False: out
+  // of memory.
+  bool take(Elements& other) {
     if (other.size_ == 0) return true;
     if (size_ + other.size_ > capacity_ && !resize(size_ + other.size_)) return false;
-    const size_t shared = size_ > 0 && memcmp(at(positions_, size_ - 1, position_size()), other.positions_,
-                                              position_size()) == 0;
+    const size_t shared =
+        size_ > 0 && memcmp(position_at(size_ - 1), other.position_at(0), position_size()) == 0;
     for (size_t byte = 0; shared != 0 && byte < element_size_; byte++) {
-      at(masks_, size_ - 1, element_size_)[byte] |= at(other.masks_, 0, element_size_)[byte];
+      mask_at(size_ - 1)[byte] |= other.mask_at(0)[byte];
     }
     const size_t added = other.size_ - shared;
-    memcpy(at(positions_, size_, position_size()), at(other.positions_, shared, position_size()),
-           added * position_size());
-    memcpy(at(masks_, size_, element_size_), at(other.masks_, shared, element_size_), added * element_size_);
+    other.positions_.move_out(shared * position_size(), added * position_size(), position_at(size_));
+    other.masks_.move_out(shared * element_size_, added * element_size_, mask_at(size_));
     size_ += added;
+    other.size_ = 0;
     return true;
   }
 
   bool resize(size_t capacity) {
-    void* positions = realloc(positions_, (capacity + 1) * position_size());
-    if (positions != nullptr) positions_ = positions;
-    void* masks = realloc(masks_, (capacity + 1) * element_size_);
-    if (masks != nullptr) masks_ = masks;
-    if (positions == nullptr || masks == nullptr) return false;
+    if (!positions_.resize(capacity * position_size()) || !masks_.resize(capacity * element_size_))
+      return false;
     capacity_ = capacity;
     return true;
   }
 
-  // Hands both arrays over; the caller frees them.
-  void release(void*& positions, void*& masks) {
-    positions = positions_;
-    masks = masks_;
-    positions_ = masks_ = nullptr;
-    size_ = capacity_ = 0;
-  }
+  // Both arrays, to hand over; this object is not used any more.
+  GrowingMemory& positions_memory() { return positions_; }
+  GrowingMemory& masks_memory() { return masks_; }
 
  private:
-  void* positions_ = nullptr;
-  void* masks_ = nullptr;
+  GrowingMemory positions_, masks_;
   size_t size_ = 0, capacity_ = 0;
   const unsigned element_size_;
   const bool wide_;
 
-  static uint8_t* at(void* array, size_t index, size_t item_bytes) {
-    return static_cast<uint8_t*>(array) + index * item_bytes;
-  }
+  uint8_t* position_at(size_t index) const { return positions_.data() + index * position_size(); }
+  uint8_t* mask_at(size_t index) const { return masks_.data() + index * element_size_; }
 
   template <class Position>
   bool append_by_mask(const uint32_t* position, const uint8_t* value, size_t count, uint64_t offset) {
@@ -95,8 +81,8 @@ class Elements {
 
   template <class Position, class Mask>
   bool append_typed(const uint32_t* position, const uint8_t* value, size_t count, uint64_t offset) {
-    auto* elements = static_cast<Position*>(positions_);
-    auto* masks = static_cast<Mask*>(masks_);
+    auto* elements = reinterpret_cast<Position*>(positions_.data());
+    auto* masks = reinterpret_cast<Mask*>(masks_.data());
     size_t size = size_;
     if constexpr (sizeof(Mask) == 1) {  // nothing to merge
       for (size_t i = 0; i < count; i++) elements[size + i] = Position(offset + position[i]);

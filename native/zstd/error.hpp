@@ -31,6 +31,7 @@ enum class Error : uint8_t {
   content_checksum,
   trailing_partial_element,
   out_of_memory,
+  crowded,  // never reported: the block has more nonzero bytes than the sparse history holds
 };
 
 constexpr const char* describe(Error error) {
@@ -60,6 +61,7 @@ constexpr const char* describe(Error error) {
     case Error::content_checksum: return "the frame's content checksum does not match";
     case Error::trailing_partial_element: return "the tensor's length is not a multiple of its element size";
     case Error::out_of_memory: return "out of memory";
+    case Error::crowded: break;
   }
   return "unknown error";
 }

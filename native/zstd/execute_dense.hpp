@@ -38,6 +38,20 @@ static inline void copy_overlapping(uint8_t* to, uint32_t offset, size_t size) {
   for (size_t done = by_hand; done < size; done += 16) memcpy(to + done, to + done - distance, 16);
 }
 
+// A match that starts before the window's memory: the far part is read from the output. False: before the
+// frame's start.
+static __attribute__((noinline)) bool copy_from_output(const Workspace& workspace, uint8_t* match,
+                                                       uint32_t offset, size_t size) {
+  const DenseWindow& window = workspace.dense;
+  const uint64_t memory_start = workspace.history.frame_offset() - window.end;
+  const size_t before = size_t(match - window.memory);
+  if (offset > memory_start + before) return false;
+  const size_t far = offset - before < size ? offset - before : size;
+  workspace.content.read(memory_start + before - offset, far, match);
+  for (size_t i = far; i < size; i++) match[i] = window.memory[i - far];
+  return true;
+}
+
 // Decodes `count` sequences from the bitstream [at, end) and executes them in the workspace's dense window,
 // which has room for a block; then appends the literals that are left.
 static inline Error execute_dense(Workspace& workspace, const uint8_t* at, const uint8_t* end, uint32_t count,
@@ -69,11 +83,12 @@ static inline Error execute_dense(Workspace& workspace, const uint8_t* at, const
     if (NATIVE_UNLIKELY(size_t(sequence.literal_length) + sequence.match_length > size_t(stop - out))) {
       return Error::block_size;
     }
-    if (NATIVE_UNLIKELY((offset - 1 >= size_t(match - window.memory)) | (offset > window_bytes)))
-      return Error::offset;
+    if (NATIVE_UNLIKELY((offset == 0) | (offset > window_bytes))) return Error::offset;
     copy_ahead(out, literal, sequence.literal_length);
     literal += sequence.literal_length;
-    if (NATIVE_LIKELY(offset >= 64))
+    if (NATIVE_UNLIKELY(offset > size_t(match - window.memory))) {
+      if (!copy_from_output(workspace, match, offset, sequence.match_length)) return Error::offset;
+    } else if (NATIVE_LIKELY(offset >= 64))
       copy_far(match, match - offset, sequence.match_length);
     else if (offset >= 16)
       copy_ahead(match, match - offset, sequence.match_length);

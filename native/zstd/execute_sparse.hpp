@@ -5,7 +5,7 @@
 // offset; in a sparse delta nearly every match copies only zeros. Nearly every offset repeats an earlier one,
 // too, and while it does its source only moves forward: so each recent offset keeps a finger on the history
 // (repeat_offsets.hpp), which is a few entries behind at most, and one compare with the entry there decides.
-// New offsets start from a bucket's bound.
+// New offsets start from a bucket's bound. What lies before the history's entries is read from the output.
 #pragma once
 #include "literals.hpp"
 #include "sequence_bitstream.hpp"
@@ -49,7 +49,7 @@ static inline __attribute__((noinline)) size_t search(const History& history, si
   unsigned near = simd::count_below(history.positions + first, size - first, source);
   if (near < 16) return first + near;
   first += 16;
-  const size_t bound = history.buckets[source >> History::bucket_log];
+  const size_t bound = history.bucket(source);
   if (bound > first) {
     first = bound;
     near = simd::count_below(history.positions + first, size - first, source);
@@ -66,12 +66,12 @@ static inline __attribute__((noinline)) size_t search(const History& history, si
   return first;
 }
 
-// Appends the entries from `first` on that land before `end`. An overlapping match (offset < length) finds
-// the entries that it has just appended itself, and so repeats them as a dense copy would. Moves `first`
-// behind the last one copied.
+// Appends the entries from `first` on that land before `end`, while there is room. An overlapping match
+// (offset < length) finds the entries that it has just appended itself, and so repeats them as a dense copy
+// would. Moves `first` behind the last one copied.
 static NATIVE_INLINE size_t append_entries(uint32_t* positions, uint8_t* values, size_t& first, size_t size,
                                            uint32_t offset, uint32_t end) {
-  for (; first < size; first++) {
+  for (; first < size && size < History::capacity; first++) {
     const uint32_t position = positions[first] + offset;
     if (position >= end) break;
     positions[size] = position;
@@ -82,8 +82,27 @@ static NATIVE_INLINE size_t append_entries(uint32_t* positions, uint8_t* values,
   return size;
 }
 
+// Up to the next look at the boundary less than a bucket's bytes are decoded four literals at a time; larger
+// pieces look for themselves.
+constexpr size_t crowded_size = History::capacity - (size_t(1) << History::bucket_log);
+
+// Appends `length` bytes of content that lie before the history's entries, while there is room; returns the
+// new size.
+static __attribute__((noinline)) size_t append_far(const Workspace& workspace, size_t size, uint32_t source,
+                                                   uint32_t length, uint32_t start) {
+  const History& history = workspace.history;
+  uint8_t bytes[512 + margin];
+  for (uint32_t done = 0; done < length && size <= History::capacity - 512; done += 512) {
+    const uint32_t part = min_of(length - done, 512);
+    workspace.content.read(history.base + source + done, part, bytes);
+    size = append_run(history.positions, history.values, size, bytes, part, start + done);
+  }
+  append_sentinels(history.positions + size);
+  return length <= 512 || size <= History::capacity - 512 ? size : History::capacity;
+}
+
 // Decodes `count` sequences from the bitstream [at, end) and executes them; then appends the literals that
-// are left.
+// are left. Error::crowded: there are too many nonzero bytes for the history, which is left as it was.
 static inline Error execute_sparse(Workspace& workspace, const uint8_t* at, const uint8_t* end,
                                    uint32_t count, Literals literals) {
   SequenceReader reader;
@@ -94,6 +113,7 @@ static inline Error execute_sparse(Workspace& workspace, const uint8_t* at, cons
   uint8_t* const values = history.values;
   size_t size = history.size;
   uint32_t cursor = history.cursor;
+  const uint32_t oldest = history.oldest;
   const uint32_t stop = cursor + workspace.frame.block_bytes_max;
   const uint64_t window_bytes = workspace.frame.window_bytes;
   const uint8_t* literal = literals.data;
@@ -114,9 +134,9 @@ static inline Error execute_sparse(Workspace& workspace, const uint8_t* at, cons
       if (sequence.offset_value > 3) {
         const uint32_t source = match_start - offset;
         repeat.recent[0] = TrackedOffset::make(
-            offset, source < cursor
-                        ? search(history, history.buckets[source >> History::bucket_log], size, source)
-                        : size);
+            offset, source < oldest   ? 0
+                    : source < cursor ? search(history, history.bucket(source), size, source)
+                                      : size);
       }
     }
     const TrackedOffset tracked = repeat.recent[0];
@@ -124,12 +144,14 @@ static inline Error execute_sparse(Workspace& workspace, const uint8_t* at, cons
     if (NATIVE_UNLIKELY(offset > match_start)) return Error::offset;
     if (NATIVE_UNLIKELY(match_end >= boundary)) {
       if (match_end > stop) return Error::block_size;
+      if (size > crowded_size) return Error::crowded;
       boundary = min_of(history.fill_buckets(match_end, size), stop + 1);
     }
     if (NATIVE_LIKELY(sequence.literal_length <= 4)) {
       size += simd::compress4(literal, sequence.literal_length, cursor, positions + size, values + size);
     } else {
       if (sequence.literal_length > size_t(literals_end - literal)) return Error::literals_exhausted;
+      if (size + sequence.literal_length > History::capacity) return Error::crowded;
       size = append_run(positions, values, size, literal, sequence.literal_length, cursor);
       append_sentinels(positions + size);
     }
@@ -138,17 +160,28 @@ static inline Error execute_sparse(Workspace& workspace, const uint8_t* at, cons
     cursor = match_end;
 
     const uint32_t source = match_start - offset;
+    if (NATIVE_UNLIKELY(source < oldest)) {
+      const uint32_t length = min_of(sequence.match_length, oldest - source);
+      size = append_far(workspace, size, source, length, match_start);
+      size_t first = 0;
+      size = append_entries(positions, values, first, size, offset, match_end);
+      if (size >= History::capacity) return Error::crowded;
+      repeat.recent[0] = TrackedOffset::make(offset, 0);
+      continue;
+    }
     size_t first = tracked.finger();  // most often right, or a few entries behind
     const uint32_t* ahead = positions + first;
     first += (ahead[0] < source) + (ahead[1] < source) + (ahead[2] < source) + (ahead[3] < source);
     if (NATIVE_UNLIKELY(positions[first] < source)) first = search(history, first, size, source);
     if (NATIVE_UNLIKELY(positions[first] - source < sequence.match_length)) {
       size = append_entries(positions, values, first, size, offset, match_end);
+      if (NATIVE_UNLIKELY(size >= History::capacity)) return Error::crowded;
     }
     repeat.recent[0] = TrackedOffset::make(offset, first);
   }
   if (count > 0 && !reader.ends_here()) return Error::sequences_stream;
   if (literals_end - literal > ptrdiff_t(stop - cursor)) return Error::block_size;
+  if (size + size_t(literals_end - literal) > History::capacity) return Error::crowded;
   workspace.repeat = repeat;
   history.size = size;
   history.cursor = cursor;

@@ -1,10 +1,10 @@
-// The decoded bytes that are not zero, kept as (position, value) pairs: what a window is to a dense decoder.
+// The nonzero ones of the bytes decoded last, kept as (position, value) pairs: what a window is to a dense
+// decoder. RFC 8878 section 3.1.1.1.2 lets a match reach back one window; what lies before `oldest` is read
+// from the output instead (decoded_content.hpp), so that memory is bounded.
 //
-// RFC 8878 section 3.1.1.1.2 lets a match reach back one window; entries older than that are dropped by
-// `slide`. Positions are 32-bit and count from `base`, which moves with `slide`, so frames of any length
-// work.
+// Positions are 32-bit and count from `base`, which stays at least the largest window behind.
 #pragma once
-#include <cstdlib>
+#include <algorithm>
 #include <cstring>
 
 #include "bytes.hpp"
@@ -15,56 +15,60 @@ namespace native::zstd {
 class History {
  public:
   static constexpr unsigned bucket_log = 13;  // one lower bound for every 8 KiB of content
+  // Entries, apart from what vector stores may write behind them.
+  static constexpr size_t capacity = near_memory_bytes / (sizeof(uint32_t) + sizeof(uint8_t)) - 2 * margin;
 
-  uint32_t* positions = nullptr;  // ascending
-  uint8_t* values = nullptr;      // never 0
-  uint32_t* buckets = nullptr;    // entries before buckets[k] lie before k << bucket_log
+  uint32_t* const positions;  // ascending
+  uint8_t* const values;      // never 0
   size_t size = 0;
   uint64_t base = 0;    // frame offset of position 0
   uint32_t cursor = 0;  // position of the next byte to decode
+  uint32_t oldest = 0;  // every nonzero byte from here to the cursor has its entry
 
-  History() = default;
+  // Lays itself out in the `near_memory_bytes` at `memory`.
+  explicit History(uint8_t* memory)
+      : positions(reinterpret_cast<uint32_t*>(memory)),
+        values(memory + (capacity + 2 * margin) * sizeof *positions) {}
   History(const History&) = delete;
   History& operator=(const History&) = delete;
-  ~History() {
-    free(positions);
-    free(values);
-    free(buckets);
-  }
-
-  // Forgets everything; the cursor is at this offset of the frame.
-  void restart(uint64_t frame_offset) {
-    size = 0;
-    base = frame_offset;
-    cursor = 0;
-    filled_ = 1;
-  }
 
   uint64_t frame_offset() const { return base + cursor; }
-  size_t memory_bytes() const { return capacity_ * (sizeof *positions + sizeof *values); }
 
-  // Makes room for a block of `block_bytes`, every byte of which may become an entry. False: out of memory.
-  bool reserve(uint32_t block_bytes, uint64_t window_bytes) {
-    const uint32_t slide_at = window_bytes > (16u << 20) ? uint32_t(2 * window_bytes) : 32u << 20;
-    if (cursor >= slide_at || size >= slide_entries_) slide(window_bytes);
-    if (size + size_t(size) / 2 > slide_entries_) slide_entries_ = 2 * size;
-    const size_t entries = size + block_bytes + margin;
-    if (entries > capacity_ && !grow(entries)) return false;
-    const size_t buckets_needed = ((size_t(cursor) + block_bytes) >> bucket_log) + margin;
-    return buckets_needed <= bucket_capacity_ || grow_buckets(buckets_needed);
+  void start_frame() {
+    base = cursor = 0;
+    forget();
   }
 
-  // The first entry at or after `position`, for positions up to the cursor.
-  NATIVE_INLINE size_t lower_bound(uint32_t position) const {
-    size_t low = buckets[position >> bucket_log], high = size;
-    while (low < high) {
-      const size_t middle = (low + high) / 2;
-      if (positions[middle] < position)
-        low = middle + 1;
-      else
-        high = middle;
-    }
-    return low;
+  // Drops all entries: the memory may now be used for something else.
+  void forget() {
+    size = 0;
+    oldest = cursor;
+    filled_ = (cursor >> bucket_log) + 1;
+    bucket(cursor) = 0;
+  }
+
+  // Moves the cursor over content that gets no entries; nothing before may have any.
+  void skip(uint32_t length) {
+    cursor += length;
+    rebase();
+    forget();
+  }
+
+  // To be called before every block. Drops old entries where there are many; returns whether it did, or moved
+  // the base.
+  bool make_room() {
+    const bool many = size > capacity / 2 || cursor - oldest > span_max;
+    if (many) drop(std::min(size, capacity / 4), span_max / 2);
+    return rebase() || many;
+  }
+
+  // Entries before this one lie before the position's bucket; for positions from `oldest` to the cursor's
+  // bucket.
+  NATIVE_INLINE uint32_t& bucket(uint32_t position) {
+    return buckets_[(position >> bucket_log) % bucket_count];
+  }
+  NATIVE_INLINE uint32_t bucket(uint32_t position) const {
+    return buckets_[(position >> bucket_log) % bucket_count];
   }
 
   // Where the next bucket after the cursor's starts.
@@ -75,7 +79,7 @@ class History {
   // never too high.
   NATIVE_INLINE uint32_t fill_buckets(uint32_t position, size_t entries) {
     uint32_t k = filled_;
-    for (; k <= position >> bucket_log; k++) buckets[k] = uint32_t(entries);
+    for (; k <= position >> bucket_log; k++) buckets_[k % bucket_count] = uint32_t(entries);
     filled_ = k;
     return k << bucket_log;
   }
@@ -87,44 +91,35 @@ class History {
   }
 
  private:
-  size_t capacity_ = 0, bucket_capacity_ = 0;
-  uint32_t filled_ = 1;  // buckets that have a bound
-  size_t slide_entries_ = 64 << 10;
+  static constexpr uint32_t bucket_count = 1 << 13;
+  static constexpr uint32_t bucket_span = bucket_count << bucket_log;  // 64 MiB
+  static constexpr uint32_t span_max = bucket_span - 4 * block_size_max;
+  static constexpr uint32_t rebase_at = 3u << 30;
 
-  // Drops what lies more than a window behind the cursor.
-  void slide(uint64_t window_bytes) {
-    if (cursor <= window_bytes) return;
-    const uint32_t cut = uint32_t(cursor - window_bytes) >> bucket_log << bucket_log;
-    const size_t dropped = lower_bound(cut);
+  uint32_t filled_ = 1;  // the first bucket without a bound
+  uint32_t buckets_[bucket_count] = {};
+
+  // Keeps at most so many entries, and none further behind the cursor than `span`.
+  void drop(size_t entries, uint32_t span) {
+    size_t dropped = size - entries;
+    if (cursor - oldest > span) oldest = cursor - span;
+    if (dropped > 0) oldest = std::max(oldest, positions[dropped - 1] + 1);
+    while (dropped < size && positions[dropped] < oldest) dropped++;
     size -= dropped;
-    for (size_t i = 0; i < size; i++) positions[i] = positions[dropped + i] - cut;
+    memmove(positions, positions + dropped, size * sizeof *positions);
     memmove(values, values + dropped, size);
-    const uint32_t first = cut >> bucket_log;
-    for (uint32_t k = first; k < filled_; k++) {
-      buckets[k - first] = buckets[k] > dropped ? uint32_t(buckets[k] - dropped) : 0;
-    }
-    filled_ -= first;
+    for (uint32_t& bound : buckets_) bound = bound > dropped ? uint32_t(bound - dropped) : 0;
+  }
+
+  // Keeps positions in 32 bits; by whole rounds of the buckets, so that these stay where they are.
+  bool rebase() {
+    if (cursor < rebase_at) return false;
+    const uint32_t cut = (cursor - window_bytes_limit - bucket_span) / bucket_span * bucket_span;
+    for (size_t i = 0; i < size; i++) positions[i] -= cut;
     base += cut;
     cursor -= cut;
-  }
-
-  bool grow(size_t entries) {
-    const size_t capacity = entries + entries / 2;
-    auto* positions_now = static_cast<uint32_t*>(realloc(positions, capacity * sizeof *positions));
-    if (positions_now != nullptr) positions = positions_now;
-    auto* values_now = static_cast<uint8_t*>(realloc(values, capacity));
-    if (values_now != nullptr) values = values_now;
-    if (positions_now == nullptr || values_now == nullptr) return false;
-    capacity_ = capacity;
-    return true;
-  }
-
-  bool grow_buckets(size_t count) {
-    auto* now = static_cast<uint32_t*>(realloc(buckets, 2 * count * sizeof *buckets));
-    if (now == nullptr) return false;
-    if (bucket_capacity_ == 0) now[0] = 0;
-    buckets = now;
-    bucket_capacity_ = 2 * count;
+    oldest -= cut;
+    filled_ -= cut >> bucket_log;
     return true;
   }
 };

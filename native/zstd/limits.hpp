@@ -13,6 +13,11 @@ constexpr unsigned literal_length_symbols = 36, offset_symbols = 32, match_lengt
 constexpr unsigned literal_length_log_max = 9, offset_log_max = 8,
                    match_length_log_max = 9;  // section 3.1.1.3.2.1.1
 
+// Ours: windows beyond this are refused, and a decoding thread keeps no more than so much of what it decoded
+// last.
+constexpr uint32_t window_bytes_limit = 1 << 30;
+constexpr size_t near_memory_bytes = 5 * block_size_max + 128;
+
 // Vector loops may read this far beyond either end of a block or of the literals, and write this far beyond a
 // count.
 constexpr size_t margin = 64;

@@ -98,7 +98,7 @@ void join_parts(DecodeJob& job, std::vector<Part*>& parts) {
   job.elements = std::move(parts[0]->elements);
   bool joined = job.elements->resize(parts.size() == 1 ? job.elements->size() : total);
   for (size_t i = 1; i < parts.size() && joined; i++) {
-    joined = job.elements->append(*parts[i]->elements);
+    joined = job.elements->take(*parts[i]->elements);
     parts[i]->elements.reset();
   }
   if (!joined) job.failure.error = Error::out_of_memory;

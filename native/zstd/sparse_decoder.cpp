@@ -6,9 +6,12 @@ namespace {
 // Measured (native.bench, 1% to 10%, levels 1 to 9): both modes take 13 ns a sequence; sparse execution adds
 // 35 ns for every nonzero byte that a match copies, dense execution 16 us for every 128 KiB, most of it for
 // copying zeros and for finding the nonzero bytes again. So blocks are cheaper densely from about one copied
-// byte in 285 on. A change of mode rewrites the window, about as much work as six blocks: so it goes by the
+// byte in 285 on. After a change of mode the window is read from the output for a while, so it goes by the
 // blocks of late, the last one counting a sixteenth, and with a margin between entering and leaving.
 constexpr uint64_t enter_dense_ratio = 256, leave_dense_ratio = 400;
+
+// Bytes become elements in parts of this size; the output's marks (decoded_content.hpp) are as far apart.
+constexpr uint32_t bytes_part = 1 << DecodedContent::grain_log_min;
 
 }  // namespace
 
@@ -56,6 +59,7 @@ Error SparseDecoder::read_frame_header() {
     }
     workspace_.start_frame(frame);
     frame_start_bytes_ = decoded_bytes_;
+    workspace_.content.start_frame(elements_, start_bytes_ + frame_start_bytes_, frame.window_bytes);
     expect_ = Expect::block;
   }
   offset_ += header.size;
@@ -71,27 +75,22 @@ Error SparseDecoder::read_block() {
   if (header.size > frame.block_bytes_max) return fail(Error::block_size, frame.block_bytes_max, header.size);
   if (left - BlockHeader::bytes < header.stored_bytes()) return Error::need_input;
 
-  History& history = workspace_.history;
-  const bool dense = workspace_.dense.active;
-  const uint64_t before = history.frame_offset(), base = history.base;
-  if (dense) history.restart(before);
-  if (!history.reserve(frame.block_bytes_max, frame.window_bytes)) return Error::out_of_memory;
-  if (history.base != base) workspace_.repeat.forget_fingers();
-  const size_t first_entry = history.size;
-  const uint8_t* content = input_ + offset_ + BlockHeader::bytes;
+  const uint64_t before = decoded_bytes_;
   workspace_.nonzero_literals = header.size;
-  Error error = dense ? decode_densely(header, content) : decode_sparsely(header, content);
+  nonzero_bytes_ = 0;
+  const uint8_t* content = input_ + offset_ + BlockHeader::bytes;
+  Error error = workspace_.dense.active ? decode_densely(header, content) : decode_sparsely(header, content);
+  if (error == Error::crowded) {
+    workspace_.enter_dense_mode();
+    error = decode_densely(header, content);
+  }
   if (error != Error::none) return error;
 
-  const uint64_t block_bytes = history.frame_offset() - before;
-  const size_t entries = history.size - first_entry, literals = workspace_.nonzero_literals;
-  const size_t copied = entries > literals ? entries - literals : 0;
-  error = accept_block(block_bytes, first_entry);
-  if (error == Error::none) error = choose_mode(block_bytes, copied, header.last);
-  if (error != Error::none) return error;
+  choose_mode(decoded_bytes_ - before);
   if (header.last) {
-    if (frame.has_content_bytes && frame.content_bytes != history.frame_offset()) {
-      return fail(Error::content_size, frame.content_bytes, history.frame_offset());
+    const uint64_t frame_bytes = workspace_.history.frame_offset();
+    if (frame.has_content_bytes && frame.content_bytes != frame_bytes) {
+      return fail(Error::content_size, frame.content_bytes, frame_bytes);
     }
     expect_ = Expect::checksum;
   }
@@ -99,48 +98,69 @@ Error SparseDecoder::read_block() {
   return Error::none;
 }
 
-Error SparseDecoder::accept_block(uint64_t block_bytes, size_t first_entry) {
-  const History& history = workspace_.history;
-  if (history.frame_offset() > workspace_.frame.content_bytes) {
-    return fail(Error::content_size, workspace_.frame.content_bytes, history.frame_offset());
+// Before `bytes` more of the content are added to the output.
+Error SparseDecoder::accept(uint64_t bytes) {
+  const uint64_t frame_bytes = decoded_bytes_ - frame_start_bytes_ + bytes;
+  if (frame_bytes > workspace_.frame.content_bytes) {
+    return fail(Error::content_size, workspace_.frame.content_bytes, frame_bytes);
   }
-  if (block_bytes > size_bytes_ - decoded_bytes_) {
-    return fail(Error::output_size, size_bytes_, decoded_bytes_ + block_bytes);
+  if (bytes > size_bytes_ - decoded_bytes_) {
+    return fail(Error::output_size, size_bytes_, decoded_bytes_ + bytes);
   }
-  decoded_bytes_ += block_bytes;
-  const bool appended =
-      elements_.append(history.positions + first_entry, history.values + first_entry,
-                       history.size - first_entry, start_bytes_ + frame_start_bytes_ + history.base);
-  return appended ? Error::none : Error::out_of_memory;
+  decoded_bytes_ += bytes;
+  return Error::none;
+}
+
+// `positions` count from the frame's byte `base`; the content has come to the frame's byte `frame_offset`.
+Error SparseDecoder::append_elements(const uint32_t* positions, const uint8_t* values, size_t count,
+                                     uint64_t base, uint64_t frame_offset) {
+  nonzero_bytes_ += count;
+  workspace_.content.advance(frame_offset);
+  return elements_.append(positions, values, count, start_bytes_ + frame_start_bytes_ + base)
+             ? Error::none
+             : Error::out_of_memory;
 }
 
 Error SparseDecoder::decode_sparsely(const BlockHeader& header, const uint8_t* content) {
   History& history = workspace_.history;
-  switch (header.type) {
-    case BlockHeader::raw:
-      blocks_.append_bytes(history, with_margins(content, header.size), header.size);
-      return Error::none;
-    case BlockHeader::run:
-      if (*content == 0) {
-        history.advance(history.cursor + header.size);
-      } else {
-        memset(workspace_.literals(), *content, header.size);
-        blocks_.append_bytes(history, workspace_.literals(), header.size);
-      }
-      return Error::none;
-    default: {
-      const uint8_t* at = with_margins(content, header.size);
-      return blocks_.decode_compressed(workspace_, at, at + header.size);
-    }
+  if (history.make_room()) workspace_.repeat.forget_fingers();
+  if (header.type == BlockHeader::compressed) {
+    const size_t first = history.size;
+    const uint64_t before = history.frame_offset();
+    const uint8_t* at = with_margins(content, header.size);
+    const Error error = blocks_.decode_compressed(workspace_, at, at + header.size);
+    return error == Error::none ? accept_entries(first, history.frame_offset() - before) : error;
   }
+  const bool run = header.type == BlockHeader::run;
+  if (run && *content == 0) {
+    history.advance(history.cursor + header.size);
+    return accept_entries(history.size, header.size);
+  }
+  uint8_t bytes[bytes_part + margin];
+  if (run) memset(bytes, *content, bytes_part);
+  for (uint32_t done = 0; done < header.size; done += bytes_part) {
+    const uint32_t part = min_of(header.size - done, bytes_part);
+    if (!run) memcpy(bytes, content + done, part);
+    if (done > 0 && history.make_room()) workspace_.repeat.forget_fingers();
+    const size_t first = history.size;
+    blocks_.append_bytes(history, bytes, part);
+    if (const Error error = accept_entries(first, part); error != Error::none) return error;
+  }
+  return Error::none;
 }
 
-// In dense mode the history holds the entries of one block only.
+// The history's entries from `first` on are those of `bytes` more of the content, up to its cursor.
+Error SparseDecoder::accept_entries(size_t first, uint64_t bytes) {
+  const History& history = workspace_.history;
+  const Error error = accept(bytes);
+  if (error != Error::none) return error;
+  return append_elements(history.positions + first, history.values + first, history.size - first,
+                         history.base, history.frame_offset());
+}
+
 Error SparseDecoder::decode_densely(const BlockHeader& header, const uint8_t* content) {
   DenseWindow& dense = workspace_.dense;
-  const FrameHeader& frame = workspace_.frame;
-  if (!dense.reserve(frame.block_bytes_max, frame.window_bytes, frame.content_bytes))
-    return Error::out_of_memory;
+  dense.make_room();
   const size_t begin = dense.end;
   switch (header.type) {
     case BlockHeader::raw:
@@ -157,48 +177,33 @@ Error SparseDecoder::decode_densely(const BlockHeader& header, const uint8_t* co
       if (error != Error::none) return error;
     }
   }
-  const uint32_t block_bytes = uint32_t(dense.end - begin);
-  if (frame.has_checksum && dense.whole_frame) dense.checksum.update(dense.memory + begin, block_bytes);
-  blocks_.append_bytes(workspace_.history, dense.memory + begin, block_bytes);
+  const uint8_t* bytes = dense.memory + begin;
+  const uint32_t size = uint32_t(dense.end - begin);
+  if (const Error error = accept(size); error != Error::none) return error;
+  if (workspace_.frame.has_checksum && dense.whole_frame) dense.checksum.update(bytes, size);
+
+  uint32_t positions[bytes_part + margin];
+  uint8_t values[bytes_part + margin];
+  for (uint32_t done = 0; done < size; done += bytes_part) {
+    const uint32_t part = min_of(size - done, bytes_part);
+    const size_t count = blocks_.append_run(positions, values, 0, bytes + done, part, 0);
+    const uint64_t base = workspace_.history.frame_offset() + done;
+    const Error error = append_elements(positions, values, count, base, base + part);
+    if (error != Error::none) return error;
+  }
+  workspace_.history.skip(size);
   return Error::none;
 }
 
 // The next block will be about as those of late.
-Error SparseDecoder::choose_mode(uint64_t block_bytes, size_t copied, bool last) {
-  DenseWindow& dense = workspace_.dense;
-  const FrameHeader& frame = workspace_.frame;
+void SparseDecoder::choose_mode(uint64_t block_bytes) {
+  const uint64_t literals = workspace_.nonzero_literals;
+  const uint64_t copied = nonzero_bytes_ > literals ? nonzero_bytes_ - literals : 0;
   late_bytes_ += block_bytes - late_bytes_ / 16;
   late_copied_ += copied - late_copied_ / 16;
-  if (dense.active && late_copied_ * leave_dense_ratio < late_bytes_) {
-    if (!last) return leave_dense_mode();
-    dense.active = false;
-  } else if (!dense.active && late_copied_ * enter_dense_ratio > late_bytes_ &&
-             frame.window_bytes <= DenseWindow::window_bytes_max) {
-    if (last)
-      dense.active = true;
-    else if (!dense.enter(workspace_.history, frame.window_bytes, frame.content_bytes))
-      return Error::out_of_memory;
-    dense.whole_frame = false;
-  }
-  return Error::none;
-}
-
-// From dense to sparse: the nonzero bytes of the last window become the history.
-Error SparseDecoder::leave_dense_mode() {
-  DenseWindow& dense = workspace_.dense;
-  History& history = workspace_.history;
-  const FrameHeader& frame = workspace_.frame;
-  const size_t span = dense.end < frame.window_bytes ? dense.end : size_t(frame.window_bytes);
-  history.restart(history.frame_offset() - span);
-  for (size_t left = span; left > 0;) {
-    const uint32_t part = left < block_size_max ? uint32_t(left) : block_size_max;
-    if (!history.reserve(part, frame.window_bytes)) return Error::out_of_memory;
-    blocks_.append_bytes(history, dense.memory + dense.end - left, part);
-    left -= part;
-  }
-  workspace_.repeat.forget_fingers();
-  dense.active = dense.whole_frame = false;
-  return Error::none;
+  const bool dense = workspace_.dense.active;
+  if (dense && late_copied_ * leave_dense_ratio < late_bytes_) workspace_.leave_dense_mode();
+  if (!dense && late_copied_ * enter_dense_ratio > late_bytes_) workspace_.enter_dense_mode();
 }
 
 // The block itself or, where it lies too near to an end of the input, a copy.

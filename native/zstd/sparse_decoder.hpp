@@ -44,6 +44,7 @@ class SparseDecoder {
   const uint8_t* input_ = nullptr;
   size_t offset_ = 0, available_ = 0;
   uint64_t decoded_bytes_ = 0, frame_start_bytes_ = 0, frames_ = 0;
+  uint64_t nonzero_bytes_ = 0;  // of the block decoded last
   uint64_t late_bytes_ = 0,
            late_copied_ = 0;  // of the blocks of late, and the nonzero bytes that matches copied
   uint64_t verified_checksums_ = 0, unverified_checksums_ = 0;
@@ -53,9 +54,11 @@ class SparseDecoder {
   Error read_block();
   Error decode_sparsely(const BlockHeader& header, const uint8_t* content);
   Error decode_densely(const BlockHeader& header, const uint8_t* content);
-  Error accept_block(uint64_t block_bytes, size_t first_entry);
-  Error choose_mode(uint64_t block_bytes, size_t copied, bool last);
-  Error leave_dense_mode();
+  Error accept(uint64_t bytes);
+  Error accept_entries(size_t first, uint64_t bytes);
+  Error append_elements(const uint32_t* positions, const uint8_t* values, size_t count, uint64_t base,
+                        uint64_t frame_offset);
+  void choose_mode(uint64_t block_bytes);
   const uint8_t* with_margins(const uint8_t* content, uint32_t stored_bytes);
   Error end_frame();
   Error fail(Error error, uint64_t expected, uint64_t found);

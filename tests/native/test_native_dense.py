@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 
 import numpy as np
@@ -54,9 +55,71 @@ def test_windows_smaller_than_the_dense_memory(window_log: int) -> None:
     assert_decodes_to(compress(content, 6, window_log=window_log), content, 2)
 
 
-def test_a_window_larger_than_the_dense_limit_stays_right() -> None:
-    content = changing_content(4 << 20) + bytes(40 << 20) + changing_content(4 << 20)
-    assert_decodes_to(compress(content, 3, window_log=26, enable_ldm=True), content, 1)
+@pytest.mark.parametrize("element_size", [1, 2, 4, 8])
+@pytest.mark.parametrize("density", [0.002, 0.03, 0.3, 1.0])
+def test_matches_reach_back_a_whole_window(density: float, element_size: int) -> None:
+    """Pieces of all lengths from up to 8 MiB back, many times what the decoder keeps of its own."""
+    random = np.random.default_rng(1)
+    source = sparse_content(6 << 20, density, seed=20) if density < 1 else dense_content(6 << 20, seed=20)
+    parts = [source]
+    for length in 4 * [8, 9, 15, 40, 200, 3000, 70_000, 200_000]:
+        at = int(random.integers(0, len(source) - length))
+        parts += [source[at : at + length], dense_content(5, seed=length), bytes(300)]
+    content = b"".join(parts)
+    content += bytes(-len(content) % element_size)
+    assert_decodes_to(compress(content, 3, window_log=23, enable_ldm=True, ldm_min_match=8), content, element_size)
+
+
+def test_matches_reach_back_over_a_long_stretch_of_zeros() -> None:
+    """Further than the sparse history's own memory reaches, in a window of 128 MiB."""
+    piece = sparse_content(1 << 20, 0.01, seed=21)
+    content = piece + bytes(70 << 20) + piece + bytes(30 << 20) + piece
+    assert_decodes_to(compress(content, 3, window_log=27, enable_ldm=True), content, 2)
+
+
+def test_a_dense_block_amid_sparse_ones_is_decoded_densely() -> None:
+    """More nonzero bytes in one block than the sparse history holds: literals, runs and copies."""
+    for crowd in (dense_content(131_072, seed=22), b"\x05" * 131_072, dense_content(3000, seed=23) * 44):
+        content = sparse_content(1 << 20, 0.02, seed=24) + crowd + sparse_content(1 << 20, 0.002, seed=25) + crowd
+        for level in (1, 3, 9):
+            assert_decodes_to(compress(content, level), content, 1)
+
+
+def test_wide_positions_are_read_back() -> None:
+    """In a tensor over 4 GiB, whose first frames are all zero."""
+    block_bytes, blocks = 128 << 10, 4 << 13
+    zeros = struct.pack("<I", 1 << 1 | block_bytes << 3)[:3] + b"\0"
+    last = struct.pack("<I", 1 | 1 << 1 | 8 << 3)[:3] + b"\0"
+    leading = struct.pack("<IBB", 0xFD2FB528, 0, 0x38) + zeros * blocks + last
+    piece = dense_content(200_000, seed=26)
+    content = piece + sparse_content(3 << 20, 0.1, seed=27) + piece
+    decoded = native.decode_sparse(leading + compress(content, 3), block_bytes * blocks + 8 + len(content), 2)
+    elements = np.frombuffer(content, np.uint16)
+    assert decoded.positions.dtype == np.uint64
+    np.testing.assert_array_equal(decoded.positions - (block_bytes * blocks + 8) // 2, np.flatnonzero(elements))
+    np.testing.assert_array_equal(decoded.masks, elements[np.flatnonzero(elements)])
+
+
+def test_positions_in_a_frame_of_gigabytes_stay_right() -> None:
+    """Past the point where the history counts anew, by a frame whose blocks are repeated by hand."""
+    piece = sparse_content(100_000, 0.01, seed=28) + dense_content(400, seed=29)
+    body = compress(piece * 3, 3, write_content_size=False, window_log=20)
+    blocks, at = [], 6
+    while True:
+        header = int.from_bytes(body[at : at + 3], "little")
+        stored = 1 if header >> 1 & 3 == 1 else header >> 3
+        blocks.append((header & ~1).to_bytes(3, "little") + body[at + 3 : at + 3 + stored])
+        at += 3 + stored
+        if header & 1:
+            break
+    block_bytes, zero_blocks = 128 << 10, 13 << 11  # 3.25 GiB
+    zeros = struct.pack("<I", 1 << 1 | block_bytes << 3)[:3] + b"\0"
+    end = struct.pack("<I", 1 | 1 << 1 | 1 << 3)[:3] + b"\0"
+    payload = struct.pack("<IBB", 0xFD2FB528, 0, 10 << 3) + zeros * zero_blocks + b"".join(blocks) + end
+    decoded = native.decode_sparse(payload, block_bytes * zero_blocks + len(piece) * 3 + 1, 1)
+    content = np.frombuffer(piece * 3, np.uint8)
+    np.testing.assert_array_equal(decoded.positions - block_bytes * zero_blocks, np.flatnonzero(content))
+    np.testing.assert_array_equal(decoded.masks, content[np.flatnonzero(content)])
 
 
 def test_frames_start_in_the_mode_that_the_last_one_ended_in() -> None:
@@ -87,8 +150,8 @@ def with_checksum(content: bytes) -> bytes:
 
 def test_checksums_of_dense_frames_are_verified_and_others_counted() -> None:
     dense, sparse = text_content(600_000, seed=9), sparse_content(600_000, 0.001, seed=9)
-    job = native.DecodeJob("t", with_checksum(dense) + with_checksum(dense), 1_200_000, 1)
-    decoded = native.decode_many([job], threads=1)[0]
+    payload = with_checksum(sparse + dense) + with_checksum(dense)
+    decoded = native.decode_many([native.DecodeJob("t", payload, 1_800_000, 1)], threads=1)[0]
     assert (decoded.verified_checksums, decoded.unverified_checksums) == (1, 1)
     job = native.DecodeJob("t", with_checksum(sparse), 600_000, 1)
     decoded = native.decode_many([job], threads=1)[0]
