@@ -9,7 +9,7 @@ namespace native::zstd {
 
 class DecodedContent {
  public:
-  static constexpr unsigned grain_log_min = 11;
+  static constexpr unsigned grain_log_min = 13;
 
   // A frame whose content starts at the tensor's byte `start_bytes`.
   void start_frame(const Elements& elements, uint64_t start_bytes, uint64_t window_bytes);

@@ -52,7 +52,9 @@ class Elements {
   bool resize(size_t capacity) {
     if (!positions_.resize(capacity * position_size()) || !masks_.resize(capacity * element_size_))
       return false;
-    capacity_ = capacity;
+    const size_t position_capacity = positions_.capacity() / position_size(),
+                 mask_capacity = masks_.capacity() / element_size_;
+    capacity_ = position_capacity < mask_capacity ? position_capacity : mask_capacity;
     return true;
   }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 #if defined(__linux__)
@@ -13,6 +14,47 @@
 #endif
 
 namespace native::zstd {
+
+#if defined(__linux__)
+// A few mappings of results that are not needed any more: the next result finds pages there that the kernel
+// need not clear again. Small ones only; for all threads, since the one that drops a result rarely made it.
+class FreeMappings {
+ public:
+  static FreeMappings& instance() {
+    static auto* mappings = new FreeMappings;  // never destroyed: results may outlive static objects
+    return *mappings;
+  }
+
+  void take(uint8_t*& data, size_t& capacity) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (count_ == 0) return;
+    count_--;
+    data = kept_[count_].data;
+    capacity = kept_[count_].capacity;
+  }
+
+  void put(uint8_t* data, size_t capacity) {
+    if (capacity <= bytes_max) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (count_ < slots) {
+        kept_[count_++] = {data, capacity};
+        return;
+      }
+    }
+    munmap(data, capacity);
+  }
+
+ private:
+  static constexpr size_t slots = 8, bytes_max = 1 << 20;
+  struct Mapping {
+    uint8_t* data;
+    size_t capacity;
+  };
+  std::mutex mutex_;
+  Mapping kept_[slots];
+  size_t count_ = 0;
+};
+#endif
 
 class GrowingMemory {
  public:
@@ -34,6 +76,7 @@ class GrowingMemory {
 #if defined(__linux__)
     const size_t page = size_t(sysconf(_SC_PAGESIZE)), rounded = (bytes + page - 1) / page * page;
     if (rounded < bytes) return false;
+    if (data_ == nullptr) FreeMappings::instance().take(data_, capacity_);
     if (rounded == capacity_) return true;
     void* now = data_ == nullptr
                     ? mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
@@ -68,7 +111,7 @@ class GrowingMemory {
 
   void release() {
 #if defined(__linux__)
-    if (data_ != nullptr) munmap(data_, capacity_);
+    if (data_ != nullptr) FreeMappings::instance().put(data_, capacity_);
 #else
     free(data_);
 #endif
