@@ -26,7 +26,7 @@ lint: $(INSTALLED) ## ruff, mypy --strict, clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $(CPP)
+	@$(BIN)/clang-format --dry-run --Werror $(CPP)
 
 bench: $(INSTALLED) ## measured figures, as the README has them
 	$(BIN)/python -m sync.bench
