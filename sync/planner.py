@@ -38,9 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, required=True)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s planner: %(message)s")
-    # An interrupt from the terminal is for the server, which stops the planner in its turn. A process group will do:
-    # a session of its own Linux would give an equal share (autogroup), whatever its niceness.
-    os.setpgid(0, 0)
     os.nice(NICENESS)
     # An interrupt from the terminal goes to the server, which stops the planner in its turn. Not a session of its own:
     # Linux gives each session an equal share (autogroup), whatever the planner's niceness. Done here since uvloop's
