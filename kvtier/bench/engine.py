@@ -94,9 +94,15 @@ class BenchEngine:
         running: dict[str, int] = {}
         start = time.perf_counter()
         while todo or running:
-            while todo and len(running) < concurrency:
-                session, turn = todo.pop(0)
-                histories[session] += make_tokens(sizes.turn_tokens, f"turn-{session}-{turn}")
+            # A turn waits for its session's last one, whose answer it sends.
+            while len(running) < concurrency:
+                ready = next((step for step in todo if step[0] not in running.values()), None)
+                if ready is None:
+                    break
+                todo.remove(ready)
+                session, turn = ready
+                # New lists: the engine lives in this process and keeps the ones it was given.
+                histories[session] = histories[session] + make_tokens(sizes.turn_tokens, f"turn-{session}-{turn}")
                 running[self.add(histories[session], namespace, sizes.output_tokens)] = session
             for output in self.engine.step():
                 if output.finished:
@@ -104,7 +110,7 @@ class BenchEngine:
                     counts["asked"] += len(output.prompt_token_ids)
                     counts["cached"] += output.num_cached_tokens or 0
                     counts["generated"] += len(output.outputs[0].token_ids)
-                    histories[session] += output.outputs[0].token_ids
+                    histories[session] = histories[session] + list(output.outputs[0].token_ids)
         counts["seconds"] = time.perf_counter() - start
         self.drain()
         return counts
