@@ -58,7 +58,8 @@ def decode_sparse(
     size_bytes is the tensor's length, element_size 1, 2, 4 or 8 bytes. A frame's content checksum is only
     verified where nonzero bytes are so many that all of the frame is decoded densely: the Adler-32 of the new
     bytes is the verdict.
-    Memory beyond input and output: at most 1 MiB, whatever the window and however many bytes are nonzero.
+    Memory beyond input and output: at most 1 MiB, whatever the window and however many bytes are nonzero. The process
+    keeps up to 8 MiB of results that were dropped, for the next ones.
     Raises DecodeError (a ValueError) with the byte offset in the payload if the payload is malformed,
     truncated or followed by other bytes, decodes to another length than size_bytes, needs a dictionary, or a
     frame's window is larger than max_window_bytes (at most 2**30); or if size_bytes is no multiple of

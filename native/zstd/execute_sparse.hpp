@@ -66,12 +66,16 @@ static inline __attribute__((noinline)) size_t search(const History& history, si
   return first;
 }
 
+// Larger pieces stop here; what is decoded four literals at a time up to the next look at the boundary, less
+// than a bucket's bytes, then still fits.
+constexpr size_t crowded_size = History::capacity - (size_t(1) << History::bucket_log);
+
 // Appends the entries from `first` on that land before `end`, while there is room. An overlapping match
 // (offset < length) finds the entries that it has just appended itself, and so repeats them as a dense copy
 // would. Moves `first` behind the last one copied.
 static NATIVE_INLINE size_t append_entries(uint32_t* positions, uint8_t* values, size_t& first, size_t size,
                                            uint32_t offset, uint32_t end) {
-  for (; first < size && size < History::capacity; first++) {
+  for (; first < size && size < crowded_size; first++) {
     const uint32_t position = positions[first] + offset;
     if (position >= end) break;
     positions[size] = position;
@@ -82,23 +86,21 @@ static NATIVE_INLINE size_t append_entries(uint32_t* positions, uint8_t* values,
   return size;
 }
 
-// Up to the next look at the boundary less than a bucket's bytes are decoded four literals at a time; larger
-// pieces look for themselves.
-constexpr size_t crowded_size = History::capacity - (size_t(1) << History::bucket_log);
-
 // Appends `length` bytes of content that lie before the history's entries, while there is room; returns the
-// new size.
+// new size, at least `crowded_size` where there is none.
 static __attribute__((noinline)) size_t append_far(const Workspace& workspace, size_t size, uint32_t source,
                                                    uint32_t length, uint32_t start) {
   const History& history = workspace.history;
-  uint8_t bytes[512 + margin];
-  for (uint32_t done = 0; done < length && size <= History::capacity - 512; done += 512) {
-    const uint32_t part = min_of(length - done, 512);
+  constexpr uint32_t part_max = 512;
+  uint8_t bytes[part_max + margin];
+  for (uint32_t done = 0; done < length; done += part_max) {
+    const uint32_t part = min_of(length - done, part_max);
+    if (size + part > crowded_size) return crowded_size;
     workspace.content.read(history.base + source + done, part, bytes);
     size = append_run(history.positions, history.values, size, bytes, part, start + done);
   }
   append_sentinels(history.positions + size);
-  return length <= 512 || size <= History::capacity - 512 ? size : History::capacity;
+  return size;
 }
 
 // Decodes `count` sequences from the bitstream [at, end) and executes them; then appends the literals that
@@ -151,7 +153,7 @@ static inline Error execute_sparse(Workspace& workspace, const uint8_t* at, cons
       size += simd::compress4(literal, sequence.literal_length, cursor, positions + size, values + size);
     } else {
       if (sequence.literal_length > size_t(literals_end - literal)) return Error::literals_exhausted;
-      if (size + sequence.literal_length > History::capacity) return Error::crowded;
+      if (size + sequence.literal_length > crowded_size) return Error::crowded;
       size = append_run(positions, values, size, literal, sequence.literal_length, cursor);
       append_sentinels(positions + size);
     }
@@ -165,7 +167,7 @@ static inline Error execute_sparse(Workspace& workspace, const uint8_t* at, cons
       size = append_far(workspace, size, source, length, match_start);
       size_t first = 0;
       size = append_entries(positions, values, first, size, offset, match_end);
-      if (size >= History::capacity) return Error::crowded;
+      if (size >= crowded_size) return Error::crowded;
       repeat.recent[0] = TrackedOffset::make(offset, 0);
       continue;
     }
@@ -175,7 +177,7 @@ static inline Error execute_sparse(Workspace& workspace, const uint8_t* at, cons
     if (NATIVE_UNLIKELY(positions[first] < source)) first = search(history, first, size, source);
     if (NATIVE_UNLIKELY(positions[first] - source < sequence.match_length)) {
       size = append_entries(positions, values, first, size, offset, match_end);
-      if (NATIVE_UNLIKELY(size >= History::capacity)) return Error::crowded;
+      if (NATIVE_UNLIKELY(size >= crowded_size)) return Error::crowded;
     }
     repeat.recent[0] = TrackedOffset::make(offset, first);
   }

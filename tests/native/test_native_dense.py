@@ -85,6 +85,30 @@ def test_a_dense_block_amid_sparse_ones_is_decoded_densely() -> None:
             assert_decodes_to(compress(content, level), content, 1)
 
 
+def block_of_one_sequence(literals: bytes, offset: int, match_length: int) -> bytes:
+    """A last block by hand (RFC 8878 section 3.1.1.3): raw literals of 65,536 bytes at least, then one match of 259 to
+    514 bytes, its three codes in RLE mode."""
+    offset_bits = (offset + 3).bit_length() - 1
+    stream = 1 << offset_bits | (offset + 3) - (1 << offset_bits)
+    stream = (stream << 8 | match_length - 259) << 16 | len(literals) - 65_536
+    content = (len(literals) << 4 | 3 << 2).to_bytes(3, "little") + literals + bytes([1, 0x54, 35, offset_bits, 44])
+    content += stream.to_bytes((stream.bit_length() + 7) // 8, "little")
+    return (len(content) << 3 | 2 << 1 | 1).to_bytes(3, "little") + content
+
+
+def test_no_match_from_far_back_is_lost_where_the_history_is_nearly_full() -> None:
+    """Literals end at every distance from the sparse history's capacity; then comes a match from before its entries."""
+    first = dense_content(393_216, seed=31)
+    raw = b"".join((131_072 << 3).to_bytes(3, "little") + first[at : at + 131_072] for at in (0, 131_072, 262_144))
+    literals = dense_content(130_000, seed=32)
+    for length in range(65_536, 130_000, 397):
+        last = block_of_one_sequence(literals[:length], len(first) + length - 10_000, 400)
+        content = first + literals[:length] + first[10_000:10_400]
+        payload = struct.pack("<IBB", 0xFD2FB528, 0, 11 << 3) + raw + last
+        assert zstandard.ZstdDecompressor().decompress(payload, max_output_size=len(content)) == content
+        assert_decodes_to(payload, content)
+
+
 def test_wide_positions_are_read_back() -> None:
     """In a tensor over 4 GiB, whose first frames are all zero."""
     block_bytes, blocks = 128 << 10, 4 << 13
