@@ -33,7 +33,10 @@ class Seen:
 
 @dataclass
 class Stub:
-    """``fail``: called with each request's number; a response it gives is sent instead of an answer."""
+    """``fail``: called with each request's number; a response it gives is sent instead of an answer.
+
+    ``stalled_s``: how long this process stood still, added up by a test that measures it.
+    """
 
     ttft_s: float = 0.0
     itl_s: float = 0.0
@@ -41,6 +44,7 @@ class Stub:
     fail: Callable[[int, web.Request], Awaitable[web.StreamResponse | None]] | None = None
     version: int | None = None
     remembers: bool = True
+    stalled_s: float = 0.0
     seen: list[Seen] = field(default_factory=list)
     syncs: list[Any] = field(default_factory=list)
     open_streams: int = 0

