@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kvtier.bench.sizes import CHUNK
 from kvtier.segments import remove_dead_segments
 from kvtier.server import LmcacheServer
 from kvtier.wiring import lmcache_transfer_config
+
+Result = TypeVar("Result")
 
 
 class Tier(NamedTuple):
@@ -46,6 +48,15 @@ def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
         executor.shutdown()
         # The connector's segment: a child of multiprocessing ends without its exit handlers.
         remove_dead_segments()
+
+
+def alternate(arms: dict[str, Callable[[], Result]], rounds: int) -> dict[str, list[Result]]:
+    """Each arm's results. Every second round runs the arms backwards: a machine that slows down is no arm's loss."""
+    results: dict[str, list[Result]] = {name: [] for name in arms}
+    for number in range(rounds):
+        for name in list(arms) if number % 2 == 0 else reversed(arms):
+            results[name].append(arms[name]())
+    return results
 
 
 def say(line: str) -> None:

@@ -24,10 +24,14 @@ PAUSE_BLOCK_TOKENS = 32
 
 @dataclass(frozen=True)
 class Sizes:
-    """One run. `small_pool_blocks`: what the sessions' prefixes outgrow. `decode_*`: streams that all fit the pool."""
+    """One run. `small_pool_blocks`: what the sessions' prefixes outgrow. `decode_*`: streams that all fit the pool.
+
+    `rounds`: fresh engines an arm, where differences of a few percent are looked for.
+    """
 
     prompt_tokens: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384)
     repeats: int = 3
+    rounds: int = 3
     concurrency: tuple[int, ...] = (1, 4, 8)
     sessions: int = 8
     turns: int = 4
@@ -39,7 +43,6 @@ class Sizes:
     store_concurrency: int = 4
     decode_streams: int = 4
     decode_tokens: int = 512
-    decode_repeats: int = 3
     cached_blocks: tuple[int, ...] = (0, 1_000, 100_000)
     updates: int = 5
 
@@ -57,6 +60,7 @@ class Sizes:
 QUICK = Sizes(
     prompt_tokens=(1024, 4096),
     repeats=1,
+    rounds=1,
     concurrency=(4,),
     sessions=4,
     turns=3,
@@ -67,7 +71,6 @@ QUICK = Sizes(
     store_concurrency=2,
     decode_streams=2,
     decode_tokens=256,
-    decode_repeats=1,
     cached_blocks=(0, 1_000, 10_000),
     updates=3,
 )

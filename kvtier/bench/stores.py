@@ -10,10 +10,11 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from kvtier.bench.engine import BenchEngine
-from kvtier.bench.processes import in_process, say, tier
+from kvtier.bench.processes import alternate, in_process, say, tier
 from kvtier.bench.sessions import session_limit
 from kvtier.bench.sizes import CHUNK, Arm, Sizes, make_tokens
 
@@ -29,7 +30,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 def run_stores(checkpoint: str, sizes: Sizes) -> dict[str, Any]:
     """`{"sessions": [row...], "decode": [row...]}`: one row a mode; sessions in the small pool and in the large one."""
-    found: dict[str, Any] = {"sessions": [], "decode": []}
+    found: dict[str, Any] = {"sessions": []}
     for pool_name, pool in (("outgrown", sizes.small_pool_blocks), ("fits", sizes.large_pool_blocks)):
         for mode, settings in MODES.items():
             with tier(sizes.tier_bytes) as host:
@@ -38,18 +39,29 @@ def run_stores(checkpoint: str, sizes: Sizes) -> dict[str, Any]:
                 row |= _kept(host.usage(), row["full_chunks"], row["lazy_counters"])
             found["sessions"].append({"mode": mode, "pool": pool_name, **row})
             say(f"stores {found['sessions'][-1]}")
-    streams_pool = sizes.decode_streams * ((_DECODE_PROMPT_TOKENS + sizes.decode_tokens) // CHUNK + 2)
-    pool = sizes.decode_repeats * streams_pool + 8
-    off = in_process(measure_decode, checkpoint, sizes, Arm(pool, None, "off"))
-    found["decode"].append({"mode": "off", **off, "loss": 0.0})
-    for mode, settings in MODES.items():
+    return found | {"decode": _decode_rows(checkpoint, sizes)}
+
+
+def _decode_rows(checkpoint: str, sizes: Sizes) -> list[dict[str, Any]]:
+    """Without a tier, then the modes. `loss`: of output tokens a second, medians over the rounds."""
+    pool = sizes.decode_streams * ((_DECODE_PROMPT_TOKENS + sizes.decode_tokens) // CHUNK + 2) + 8
+
+    def without_tier() -> tuple[float, int]:
+        return in_process(measure_decode, checkpoint, sizes, Arm(pool, None, "off")), 0
+
+    def with_mode(mode: str) -> tuple[float, int]:
         with tier(sizes.tier_bytes) as host:
-            row = in_process(measure_decode, checkpoint, sizes, Arm(pool, _with(host.transfer, settings), mode))
-            row["stored_chunks"] = _entries(host.usage())
-        loss = 1 - row["output_tokens_per_s"] / off["output_tokens_per_s"]
-        found["decode"].append({"mode": mode, **row, "loss": loss})
-        say(f"stores {found['decode'][-1]}")
-    return found
+            transfer = _with(host.transfer, MODES[mode])
+            return in_process(measure_decode, checkpoint, sizes, Arm(pool, transfer, mode)), _entries(host.usage())
+
+    arms = {"off": without_tier} | {mode: partial(with_mode, mode) for mode in MODES}
+    rows: list[dict[str, Any]] = []
+    for name, results in alternate(arms, sizes.rounds).items():
+        rate = statistics.median(rate for rate, _ in results)
+        loss = 1 - rate / (rows[0]["output_tokens_per_s"] if rows else rate)
+        rows.append({"mode": name, "output_tokens_per_s": rate, "stored_chunks": results[0][1], "loss": loss})
+        say(f"stores {rows[-1]}")
+    return rows
 
 
 def measure_session_stores(checkpoint: str, sizes: Sizes, arm: Arm) -> dict[str, Any]:
@@ -61,18 +73,14 @@ def measure_session_stores(checkpoint: str, sizes: Sizes, arm: Arm) -> dict[str,
     return figures | {"full_chunks": full_chunks, "lazy_counters": _lazy_counters(engine)}
 
 
-def measure_decode(checkpoint: str, sizes: Sizes, arm: Arm) -> dict[str, Any]:
-    """Median output tokens a second of streams with a short prompt, stores included."""
+def measure_decode(checkpoint: str, sizes: Sizes, arm: Arm) -> float:
+    """Output tokens a second of streams with a short prompt, stores included."""
     engine = BenchEngine(checkpoint, arm, _DECODE_PROMPT_TOKENS + sizes.decode_tokens + CHUNK)
-    rates = []
-    for repeat in range(sizes.decode_repeats):
-        start = time.perf_counter()
-        for stream in range(sizes.decode_streams):
-            prompt = make_tokens(_DECODE_PROMPT_TOKENS, f"decode-{repeat}-{stream}")
-            engine.add(prompt, NAMESPACE, sizes.decode_tokens)
-        engine.drain()
-        rates.append(sizes.decode_streams * sizes.decode_tokens / (time.perf_counter() - start))
-    return {"output_tokens_per_s": statistics.median(rates)}
+    start = time.perf_counter()
+    for stream in range(sizes.decode_streams):
+        engine.add(make_tokens(_DECODE_PROMPT_TOKENS, f"decode-{stream}"), NAMESPACE, sizes.decode_tokens)
+    engine.drain()
+    return sizes.decode_streams * sizes.decode_tokens / (time.perf_counter() - start)
 
 
 def _with(transfer: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:

@@ -109,6 +109,40 @@ def test_no_match_from_far_back_is_lost_where_the_history_is_nearly_full() -> No
         assert_decodes_to(payload, content)
 
 
+def block_of_a_run_and_small_steps(literals: bytes, steps: int, offset: int) -> bytes:
+    """A last block by hand: a run of 65,536 literals at least and a match, then so many runs of four and a match each.
+
+    All matches are of three bytes and `offset`, whose codes are in RLE mode. Literal lengths go by the predefined table
+    (RFC 8878 appendix A): state 60 is code 35, which has 16 bits of its own and reads its next state by six; state 4
+    is code 4, which comes after itself by five bits that say 4.
+    """
+    offset_bits = (offset + 3).bit_length() - 1
+    offset_field = (offset + 3 - (1 << offset_bits), offset_bits)
+    fields = [(60, 6), offset_field, (len(literals) - 4 * steps - 65_536, 16), (4, 6)]
+    fields += [offset_field, (4, 5)] * (steps - 1) + [offset_field]
+    stream = "1" + "".join(f"{value:0{bits}b}" for value, bits in fields)
+    content = (len(literals) << 4 | 3 << 2).to_bytes(3, "little") + literals
+    content += bytes([0x80 | steps + 1 >> 8, steps + 1 & 0xFF, 0x14, offset_bits, 0])
+    content += int(stream, 2).to_bytes((len(stream) + 7) // 8, "little")
+    return (len(content) << 3 | 2 << 1 | 1).to_bytes(3, "little") + content
+
+
+def test_small_steps_behind_a_large_one_do_not_leave_the_history() -> None:
+    """Half its capacity is taken, a run fills it or nearly, four literals at a time follow up to its next bucket."""
+    literals, steps = dense_content(65_540 + 4 * 1_100, seed=34), 1_100
+    run, rest = literals[: -4 * steps], literals[-4 * steps :]
+    last = block_of_a_run_and_small_steps(literals, steps, 200_000)  # copies from the zeros before
+    tail = run + bytes(3) + b"".join(rest[at : at + 4] + bytes(3) for at in range(0, len(rest), 4))
+    zeros = (131_072 << 3 | 1 << 1).to_bytes(3, "little") + b"\0"
+    for taken in range(58_000, 65_500, 250):
+        first = dense_content(taken, seed=33) + bytes(131_072 - taken)
+        content = first + bytes(2 * 131_072) + tail
+        payload = struct.pack("<IBB", 0xFD2FB528, 0, 10 << 3) + (131_072 << 3).to_bytes(3, "little") + first
+        payload += 2 * zeros + last
+        assert zstandard.ZstdDecompressor().decompress(payload, max_output_size=len(content)) == content
+        assert_decodes_to(payload, content)
+
+
 def test_wide_positions_are_read_back() -> None:
     """In a tensor over 4 GiB, whose first frames are all zero."""
     block_bytes, blocks = 128 << 10, 4 << 13
