@@ -3,6 +3,7 @@
 vLLM builds one in the scheduler and one in each worker (`kv_connector_module_path`, see `kvtier.wiring`). Beyond
 LMCache's own:
 - a waiting request can be moved to another namespace (the connector keeps its own copy of the salt);
+- a lookup costs a request one step of the engine, not two: its second message goes out as the first is answered;
 - both halves can be told that the server is gone, instead of finding out at the next heartbeat, and get fresh
   sockets, so that nothing queued for the dead server reaches the next one;
 - what a failed load left uncomputed is never counted as computed, so it is never stored.
@@ -13,6 +14,9 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import vllm.triton_utils.dispatcher as kernel_dispatcher
@@ -43,6 +47,28 @@ class PolicyLMCacheConnector(LMCacheMPConnector):  # type: ignore[misc]
             self.worker_adapter._reregister_kv_caches_callback = self._register_once
 
     # ---- scheduler half
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        unanswered = self.scheduler_adapter._unacked_lookups
+        was_sent = request.request_id in unanswered
+        found: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if not was_sent and (lookup := unanswered.get(request.request_id)) is not None:
+            for url, future in lookup.futures.items():
+                future.set_result = partial(self._ask_for_hits, request.request_id, url, future.set_result)
+        return found
+
+    def _ask_for_hits(self, request_id: str, url: str, acknowledge: Callable[[None], None], answer: None) -> None:
+        """Runs in LMCache's messaging thread when a lookup is acknowledged: asks for its outcome at once.
+
+        LMCache asks when the scheduler next looks, a step later, and the answer is seen another step later. Where the
+        acknowledgement came before this was set up, that is what happens.
+        """
+        adapter = self.scheduler_adapter
+        if request_id in adapter._pending_lookups:
+            query = adapter.req_clients[url].query_prefetch_status(request_id)
+            adapter._lookup_status.setdefault(request_id, {})[url] = query, time.monotonic()
+        # Only now: a scheduler that sees the acknowledgement asks for itself where nobody has.
+        acknowledge(answer)
 
     def move_request(self, request: Request) -> None:
         """Call after `request.cache_salt` has changed, while nothing is scheduled.

@@ -159,6 +159,11 @@ class SteppedEngine:
 
         return get_kv_transfer_group()
 
+    def lookup_is_answered(self, request_id: str) -> bool:
+        """Whether the host tier's answer is here, seen by the scheduler or not."""
+        queries = self.connector.scheduler_adapter._lookup_status.get(request_id, {})
+        return bool(queries) and all(query.query() for query, _ in queries.values())
+
     def signal_host_at_load(self, number: int) -> None:
         """The server gets the signal between the scheduler's decision to load and the load's arrival there."""
         connector, host = self.connector, self.host
