@@ -54,17 +54,19 @@ class PolicyLMCacheConnector(LMCacheMPConnector):  # type: ignore[misc]
         found: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if not was_sent and (lookup := unanswered.get(request.request_id)) is not None:
             for url, future in lookup.futures.items():
-                future.set_result = partial(self._ask_for_hits, request.request_id, url, future.set_result)
+                future.set_result = partial(self._ask_for_hits, request.request_id, lookup, url, future.set_result)
         return found
 
-    def _ask_for_hits(self, request_id: str, url: str, acknowledge: Callable[[None], None], answer: None) -> None:
-        """Runs in LMCache's messaging thread when a lookup is acknowledged: asks for its outcome at once.
+    def _ask_for_hits(
+        self, request_id: str, lookup: Any, url: str, acknowledge: Callable[[None], None], answer: None
+    ) -> None:
+        """Runs in LMCache's messaging thread when `lookup` is acknowledged: asks for its outcome at once.
 
         LMCache asks when the scheduler next looks, a step later, and the answer is seen another step later. Where the
         acknowledgement came before this was set up, that is what happens.
         """
         adapter = self.scheduler_adapter
-        if request_id in adapter._pending_lookups:
+        if adapter._unacked_lookups.get(request_id) is lookup:  # Else it was given up, by a move or with its server.
             query = adapter.req_clients[url].query_prefetch_status(request_id)
             adapter._lookup_status.setdefault(request_id, {})[url] = query, time.monotonic()
         # Only now: a scheduler that sees the acknowledgement asks for itself where nobody has.
