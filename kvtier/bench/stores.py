@@ -55,13 +55,17 @@ def _decode_rows(checkpoint: str, sizes: Sizes) -> list[dict[str, Any]]:
             return in_process(measure_decode, checkpoint, sizes, Arm(pool, transfer, mode)), _entries(host.usage())
 
     arms = {"off": without_tier} | {mode: partial(with_mode, mode) for mode in MODES}
-    rows: list[dict[str, Any]] = []
-    for name, results in alternate(arms, sizes.rounds).items():
-        rate = statistics.median(rate for rate, _ in results)
-        loss = 1 - rate / (rows[0]["output_tokens_per_s"] if rows else rate)
-        rows.append({"mode": name, "output_tokens_per_s": rate, "stored_chunks": results[0][1], "loss": loss})
-        say(f"stores {rows[-1]}")
-    return rows
+    found = alternate(arms, sizes.rounds)
+    rates = {name: statistics.median(rate for rate, _ in results) for name, results in found.items()}
+    return [
+        {
+            "mode": name,
+            "output_tokens_per_s": rate,
+            "stored_chunks": found[name][0][1],
+            "loss": 1 - rate / rates["off"],
+        }
+        for name, rate in rates.items()
+    ]
 
 
 def measure_session_stores(checkpoint: str, sizes: Sizes, arm: Arm) -> dict[str, Any]:
@@ -80,7 +84,9 @@ def measure_decode(checkpoint: str, sizes: Sizes, arm: Arm) -> float:
     for stream in range(sizes.decode_streams):
         engine.add(make_tokens(_DECODE_PROMPT_TOKENS, f"decode-{stream}"), NAMESPACE, sizes.decode_tokens)
     engine.drain()
-    return sizes.decode_streams * sizes.decode_tokens / (time.perf_counter() - start)
+    rate = sizes.decode_streams * sizes.decode_tokens / (time.perf_counter() - start)
+    say(f"stores, decoding, {arm.name}: {rate:.1f} tokens/s")
+    return rate
 
 
 def _with(transfer: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:

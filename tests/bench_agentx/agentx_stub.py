@@ -15,6 +15,7 @@ from aiohttp.test_utils import TestServer
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 KV_BLOCK_TOKENS = 4
+HEARTBEAT_S = 0.02
 
 
 @dataclass
@@ -35,7 +36,7 @@ class Seen:
 class Stub:
     """``fail``: called with each request's number; a response it gives is sent instead of an answer.
 
-    ``stalled_s``: how long this process stood still, added up by a test that measures it.
+    ``stalled_s``: how long the loop that serves it stood still, added up.
     """
 
     ttft_s: float = 0.0
@@ -146,10 +147,20 @@ async def serving(stub: Stub) -> AsyncIterator[str]:
     """Serve a stub in this process; its URL."""
     server = TestServer(stub.app())
     await server.start_server()
+    measuring = asyncio.create_task(_measure_stalls(stub))
     try:
         yield str(server.make_url("")).rstrip("/")
     finally:
+        measuring.cancel()
         await server.close()
+
+
+async def _measure_stalls(stub: Stub) -> None:
+    """Client and server share this loop: where a loaded machine stops it, both are late by that much."""
+    while True:
+        due_s = time.perf_counter() + HEARTBEAT_S
+        await asyncio.sleep(HEARTBEAT_S)
+        stub.stalled_s += time.perf_counter() - due_s
 
 
 def _event(value: object) -> bytes:

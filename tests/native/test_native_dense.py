@@ -85,15 +85,30 @@ def test_a_dense_block_amid_sparse_ones_is_decoded_densely() -> None:
             assert_decodes_to(compress(content, level), content, 1)
 
 
-def block_of_one_sequence(literals: bytes, offset: int, match_length: int) -> bytes:
-    """A last block by hand (RFC 8878 section 3.1.1.3): raw literals of 65,536 bytes at least, then one match of 259 to
-    514 bytes, its three codes in RLE mode."""
-    offset_bits = (offset + 3).bit_length() - 1
-    stream = 1 << offset_bits | (offset + 3) - (1 << offset_bits)
-    stream = (stream << 8 | match_length - 259) << 16 | len(literals) - 65_536
-    content = (len(literals) << 4 | 3 << 2).to_bytes(3, "little") + literals + bytes([1, 0x54, 35, offset_bits, 44])
-    content += stream.to_bytes((stream.bit_length() + 7) // 8, "little")
+def last_block(literals: bytes, sequences: int, tables: list[int], fields: list[tuple[int, int]]) -> bytes:
+    """A last block by hand (RFC 8878 section 3.1.1.3), raw literals first.
+
+    `tables`: the byte of modes, then the code of each field in RLE mode. `fields`: value and number of bits, in the
+    order in which a decoder reads them.
+    """
+    stream = "1" + "".join(f"{value:0{bits}b}" for value, bits in fields)
+    content = (len(literals) << 4 | 3 << 2).to_bytes(3, "little") + literals
+    content += bytes([0x80 | sequences >> 8, sequences & 0xFF, *tables])
+    content += int(stream, 2).to_bytes((len(stream) + 7) // 8, "little")
     return (len(content) << 3 | 2 << 1 | 1).to_bytes(3, "little") + content
+
+
+def offset_field(offset: int) -> tuple[int, int]:
+    """Of a new offset: what its code, which is the number of bits, leaves to be said."""
+    bits = (offset + 3).bit_length() - 1
+    return offset + 3 - (1 << bits), bits
+
+
+def block_of_one_sequence(literals: bytes, offset: int, match_length: int) -> bytes:
+    """65,536 literals at least, then one match of 259 to 514 bytes, its three codes in RLE mode."""
+    field = offset_field(offset)
+    fields = [field, (match_length - 259, 8), (len(literals) - 65_536, 16)]
+    return last_block(literals, 1, [0x54, 35, field[1], 44], fields)
 
 
 def test_no_match_from_far_back_is_lost_where_the_history_is_nearly_full() -> None:
@@ -110,21 +125,16 @@ def test_no_match_from_far_back_is_lost_where_the_history_is_nearly_full() -> No
 
 
 def block_of_a_run_and_small_steps(literals: bytes, steps: int, offset: int) -> bytes:
-    """A last block by hand: a run of 65,536 literals at least and a match, then so many runs of four and a match each.
+    """A run of 65,536 literals at least and a match, then so many runs of four and a match each.
 
     All matches are of three bytes and `offset`, whose codes are in RLE mode. Literal lengths go by the predefined table
     (RFC 8878 appendix A): state 60 is code 35, which has 16 bits of its own and reads its next state by six; state 4
     is code 4, which comes after itself by five bits that say 4.
     """
-    offset_bits = (offset + 3).bit_length() - 1
-    offset_field = (offset + 3 - (1 << offset_bits), offset_bits)
-    fields = [(60, 6), offset_field, (len(literals) - 4 * steps - 65_536, 16), (4, 6)]
-    fields += [offset_field, (4, 5)] * (steps - 1) + [offset_field]
-    stream = "1" + "".join(f"{value:0{bits}b}" for value, bits in fields)
-    content = (len(literals) << 4 | 3 << 2).to_bytes(3, "little") + literals
-    content += bytes([0x80 | steps + 1 >> 8, steps + 1 & 0xFF, 0x14, offset_bits, 0])
-    content += int(stream, 2).to_bytes((len(stream) + 7) // 8, "little")
-    return (len(content) << 3 | 2 << 1 | 1).to_bytes(3, "little") + content
+    field = offset_field(offset)
+    fields = [(60, 6), field, (len(literals) - 4 * steps - 65_536, 16), (4, 6)]
+    fields += [field, (4, 5)] * (steps - 1) + [field]
+    return last_block(literals, 1 + steps, [0x14, field[1], 0], fields)
 
 
 def test_small_steps_behind_a_large_one_do_not_leave_the_history() -> None:

@@ -133,6 +133,7 @@ def test_versions_go_live_under_streams_and_an_openai_script_works(
     assert [stream.finish_reason for stream in streams] == ["length"] * len(streams)
     assert [stream.tokens for stream in streams] == [TOKENS] * len(streams)
     assert min(stream.started_on for stream in streams if stream.started_on is not None) == start
+    assert commits
     assert_pause_is_as_reported(streams, commits)
     policy = server.get("/policy")
     assert policy["state"] == "idle"
