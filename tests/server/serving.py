@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +101,14 @@ class Server:
         return self.child.wait(timeout_s)
 
     def close(self) -> None:
-        for process in reversed(self.processes()):
-            process.kill()
+        """Lets the server end by itself, or its shared memory would stay; kills what is left."""
+        started = self.processes()
+        if self.child.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                self.interrupt()
+        for process in reversed(started):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self.child.wait()
         self._sink.close()
 
